@@ -645,3 +645,21 @@ def test_the_parts_of_a_loss_are_not_evaluated_and_choose_no_best_model(tmp_path
     assert loaded == pytest.approx(losses[-1], rel=1e-6)
     assert loaded == pytest.approx(min(losses), rel=1e-6)
     assert loaded < losses[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "is_said"),
+    [
+        (nn.Sequential(nn.Linear(4, 2), nn.Softmax(1)), "CrossEntropyLoss", True),
+        (nn.Linear(4, 2), "CrossEntropyLoss", False),
+        (nn.Sequential(nn.Linear(4, 2), nn.LogSoftmax(1)), "CrossEntropyLoss", False),
+        (nn.Sequential(nn.Linear(4, 2), nn.LogSoftmax(1)), "NLLLoss", False),
+    ],
+    ids=["softmax", "scores", "log_softmax", "NLLLoss"],
+)
+def test_softmax_before_the_loss_is_one_warning(
+    model: nn.Module, loss: str, is_said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
+    Trainer(model, quiet(tmp_path, num_epochs=2, batch_size=4, loss=loss, metrics=None), data).train()
+    assert caplog.text.count("as after softmax") == is_said

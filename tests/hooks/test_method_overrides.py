@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.toys import Classifier, file_config, points
+from tests.toys import Classifier, file_config, points, quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigTypeError
 from trainwright.engine import EagerTrainer, HookBase, TrainerBase
@@ -310,3 +310,68 @@ def test_a_method_that_cannot_be_called_is_refused_and_a_misspelt_one_named(capl
     CallbackList([type("Forgetful", (Callback,), {"state_dict": lambda self: {}})()])
     assert "Forgetful has state_dict, but no load_state_dict: its state is not saved" in caplog.text
     assert record.getMessage() == "Misspelt.after_stp is never called: hooks have after_step."
+
+
+def warned_of(trainer: Any, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
+    """By the name of a method, what it could be, of each warning."""
+    trainer.train()
+    messages = [record.getMessage() for record in caplog.records if "is never called by the training" in record.msg]
+    return {message.partition(" ")[0].partition(".")[2]: message.partition("training. ")[2] for message in messages}
+
+
+@pytest.mark.parametrize("api", ["python", "config"])
+def test_a_misspelt_method_of_a_trainer_is_named_at_the_start(
+    api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mixin:
+        def training_steps(self, model: Any) -> None: ...
+
+    if api == "python":
+
+        class Mine(Mixin, Trainer):
+            def compute_losss(self, model: Any, inputs: Any) -> None: ...
+            def validation_step(self, batch: Any) -> None: ...
+            def shown_samples(self) -> None: ...
+            def _compute_los(self) -> None: ...
+
+        trainer: Any = Mine(Classifier(), quiet(tmp_path, max_steps=1), points())
+        expected = {
+            "training_steps": "Did you mean training_step?",
+            "compute_losss": "Did you mean compute_loss?",
+            "validation_step": "Here it is evaluation_step.",
+        }
+    else:
+
+        class MineOfFiles(DefaultTrainer):
+            @classmethod
+            def build_optimiser(cls, cfg: Any, model: Any) -> None: ...
+            def run_steps(self) -> None: ...
+
+        trainer = MineOfFiles(file_config(tmp_path, Classifier, points, train_iter=1, train_micro_batch_size=4))
+        expected = {"build_optimiser": "Did you mean build_optimizer?", "run_steps": "Did you mean run_step?"}
+    assert warned_of(trainer, caplog) == expected
+
+
+def test_helpers_of_the_users_own_are_no_misspelt_methods(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Mine(Trainer):
+        def compute_loss(self, model: Any, inputs: Any) -> Any:
+            return super().compute_loss(model, inputs)
+
+        def compute_losses(self) -> None: ...
+
+        def train_step(self, model: Any, inputs: Any) -> Any:
+            return next(self.train_steps() for _ in range(1)) or super().train_step(model, inputs)
+
+        def train_steps(self) -> None: ...
+
+    assert warned_of(Mine(Classifier(), quiet(tmp_path, max_steps=1), points()), caplog) == {}
+
+
+def test_a_misspelt_method_of_a_callback_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class Mine(Callback):
+        def on_epoch_ends(self, epochs: int, logs: Any) -> None: ...
+
+    CallbackList([Mine()])
+    (message,) = caplog.messages
+    assert message.startswith("Mine.on_epoch_ends is never called: ")
+    assert message.endswith(" Did you mean on_epoch_end?")

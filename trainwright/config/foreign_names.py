@@ -326,14 +326,54 @@ def argument_hint(name: str, table: Mapping[str, str], settings: Iterable[str]) 
     return f" It is a setting: TrainingConfig({name}=...)." if name in {*settings} else ""
 
 
+# Methods that the trainers and modules of other libraries have for a user to override.
+METHODS = {
+    **dict.fromkeys(("validation_step", "test_step", "prediction_step", "eval_step", "val_step"), "evaluation_step"),
+    **dict.fromkeys(
+        ("configure_optimizers", "create_optimizer", "create_optimizer_and_scheduler", "create_scheduler"),
+        "Trainer(model, config, data, optimizer=..., lr_scheduler=...), or build_optimizer of a DefaultTrainer",
+    ),
+    **dict.fromkeys(("get_train_dataloader", "train_dataloader"), "create_train_dataloader, or train_dataloader=..."),
+    **dict.fromkeys(
+        ("get_eval_dataloader", "get_test_dataloader", "val_dataloader", "test_dataloader"),
+        "create_eval_dataloader, or eval_dataloader=...",
+    ),
+    **dict.fromkeys(
+        ("on_train_epoch_end", "training_epoch_end", "on_validation_epoch_end", "validation_epoch_end", "after_epoch"),
+        "on_epoch_end and on_eval_end of a Callback in callbacks=[...]",
+    ),
+    **dict.fromkeys(("compute_metrics", "calculate_metrics"), "metrics=[...] of the config, or compute_metric"),
+    **dict.fromkeys(("optimizer_step", "_optimizer_step"), "optimization_step"),
+    "training_step_end": "training_step",
+    "forward": "that of the model; compute_loss(model, inputs) of the trainer computes the loss",
+}
+
+
 def setting_hint(name: str, allowed: Iterable[str]) -> str:
     """What an unknown setting is called in a TrainingConfig, or the nearest name."""
+    if "." in name:
+        return _without_dots(name, set(allowed))
     if name not in SETTINGS:
         names = sorted(allowed)
         near = nearest_name(name, names).lstrip()
         few = sorted(names, key=lambda one: -difflib.SequenceMatcher(None, name, one).ratio())[:5]
         return near or f"The nearest names are {', '.join(few)}; get_config_help() describes all."
     return f"Here: {SETTINGS[name]}." if SETTINGS[name] != _NONE else f"It is of another library; {_NONE}."
+
+
+def _without_dots(name: str, allowed: set[str]) -> str:
+    """What to write in place of the path of a config file, or of an entry of a setting that is a dict."""
+    from trainwright.config.settings import PLACES  # here: loads pydantic
+
+    settings = {place: field for field, place in PLACES.items()}
+    first, _, rest = name.partition(".")
+    last = name.rpartition(".")[2]
+    found = settings.get(name) or settings.get(f"train.{name}") or (last if last in allowed else None)
+    if first in allowed and found is None:
+        return f"Write {first}={{{rest!r}: ...}}."
+    if found is None:
+        return f"The settings have no sections. {setting_hint(last, allowed)}"
+    return f"The settings have no sections: write {found}=..."
 
 
 def attribute_hint(name: str, owner: object) -> str | None:

@@ -225,6 +225,19 @@ def _reads_batches(dataset: Any) -> bool:
 logger = logging.getLogger("trainwright.data")
 
 # Arguments that are passed on to torch's DataLoader. The others are those of the sampler, or are set here.
+_OF_BUILDERS = ("train_batch_size", "test_batch_size", "num_workers", "collate_fn", "seed")
+_SIZE = (
+    "The size is train_batch_size, of a loader for evaluations test_batch_size; in a config file set it as"
+    " train.train_micro_batch_size and train.test_micro_batch_size."
+)
+_OF_SAMPLER = "The sampler decides it: sampler=LazyCall({sampler})({name}=...)."
+_SET_ELSEWHERE = {
+    **dict.fromkeys(("batch_size", "micro_batch_size", "global_batch_size", "train_micro_batch_size"), _SIZE),
+    "shuffle": _OF_SAMPLER.format(sampler="CyclicSampler", name="shuffle"),
+    "drop_last": _OF_SAMPLER.format(sampler="SingleRoundSampler", name="drop_last"),
+    "batch_sampler": "It is sampler: a class of samplers, or a lazy call of one.",
+    "generator": "The seed of the run decides: train.seed.",
+}
 _LOADER_OPTIONS = (
     "pin_memory",
     "prefetch_factor",
@@ -594,9 +607,8 @@ def loader_settings(seed: int, num_workers: int, rank: int, loader_options: Mapp
     """Arguments of torch's DataLoader: the user's, and those for its workers and generators."""
     for name in loader_options:
         if name not in _LOADER_OPTIONS:
-            raise ConfigTypeError(
-                f"data loader: {name!r} is not one of its arguments. {did_you_mean(name, _LOADER_OPTIONS)}"
-            )
+            hint = _SET_ELSEWHERE.get(name) or did_you_mean(name, (*_LOADER_OPTIONS, *_OF_BUILDERS))
+            raise ConfigTypeError(f"data loader: {name!r} is not one of its arguments. {hint}")
     for name in _SWITCHES:
         if not isinstance(value := loader_options.get(name, True), bool):
             raise ConfigTypeError(

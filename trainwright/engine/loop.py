@@ -14,7 +14,7 @@ from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import MOMENTS, HookBase, decides_itself, insert_hook
 from trainwright.hooks.due import NextCall
-from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable
+from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable, warn_of_misspelt
 from trainwright.hooks.signals import STOPS, TrainingPaused
 from trainwright.parallel.faults import announce, meet, names_connection, watch_training
 
@@ -169,6 +169,8 @@ class TrainerBase:
         """The context of one training run: hooks before and after its iterations. Yields the call that runs a step."""
         if self.is_training:
             raise RuntimeError("train() was called while this trainer trains, perhaps from a hook.")
+        if not self.has_trained and not self.is_copy:
+            warn_of_misspelt(self)
         self._use_settings()
         self.iter = self.start_iter = self.start_iter if start_iter is None else start_iter
         self.max_iter = self.max_iter if max_iter is None else max_iter  # before `_continue`: it may be a longer run

@@ -399,6 +399,20 @@ def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any)
             "TrainingConfig.loss: NLLLoss takes logarithms of probabilities, which are at most 0, and the outputs go up"
             f" to {largest:.3g}. Use CrossEntropyLoss, or end the model with log_softmax(dim=1)."
         )
+    if loss == "CrossEntropyLoss" and has_values and _are_probabilities(outputs):
+        logger.warning(
+            "TrainingConfig.loss: CrossEntropyLoss takes scores before softmax, and each row of the model's first"
+            " outputs is >= 0 with the sum 1, as after softmax: gradients become small and training slow."
+            " Return the scores without softmax, or set loss='NLLLoss' and end the model with log_softmax(dim=1)."
+        )
+
+
+def _are_probabilities(outputs: Tensor) -> bool:
+    """Whether the outputs of each sample are >= 0 and sum to 1, as scores before softmax do not."""
+    if outputs.dim() < 2 or not outputs.is_floating_point():
+        return False
+    scores = outputs.detach().float()
+    return bool(((scores >= 0).all() & ((scores.sum(1) - 1).abs() < 1e-2).all()).item())
 
 
 def _no_criterion(*_: Any) -> Tensor:

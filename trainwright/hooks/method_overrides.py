@@ -5,12 +5,16 @@ import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from difflib import get_close_matches
-from inspect import getattr_static, signature
+from inspect import getattr_static, isfunction, signature
+from types import CodeType
 from typing import Any, TypeVar
 
 from trainwright.base.errors import ConfigTypeError
+from trainwright.config import foreign_names
 
 logger = logging.getLogger("trainwright.hooks")
+
+_NEAR = 0.85  # a letter more, less or exchanged in a name of ten
 
 Kind = TypeVar("Kind", bound=type)
 
@@ -39,20 +43,78 @@ def is_overridden(owner: object, name: str) -> bool:
     return getattr_static(kind, name) is not _DEFINED[base][name]
 
 
-def check_methods(owner: object, moments: Iterable[str], what: str) -> None:
-    """Check the user's methods of ``owner`` for ``moments``; warn of a name that is nearly one of them."""
+def check_methods(owner: object, moments: Iterable[str], what: str, known: Iterable[str] = ()) -> None:
+    """Check the user's methods of ``owner`` for ``moments``; warn of a name that is nearly one of them.
+
+    ``known``: names that the caller has warned of.
+    """
     kind, moments = type(owner), tuple(moments)
     if kind.__module__.startswith("trainwright."):
         return
     check_arguments(owner, moments)
-    base = next(each for each in kind.__mro__ if each in _DEFINED)
-    for name in vars(kind):
-        if not hasattr(base, name) and (near := get_close_matches(name, moments, 1, 0.85)):
-            logger.warning("%s.%s is never called: %s have %s.", kind.__name__, name, what, near[0])
+    for name, meant in _misspelt(kind, moments):
+        if name not in known:
+            logger.warning("%s.%s is never called: %s have %s.", kind.__name__, name, what, meant)
     has = {name: hasattr(owner, name) for name in ("state_dict", "load_state_dict")}
     if len(set(has.values())) > 1:
         given, missing = sorted(has, key=has.__getitem__, reverse=True)
         logger.warning("%s has %s, but no %s: its state is not saved.", kind.__name__, given, missing)
+
+
+def warn_of_misspelt(trainer: object) -> None:
+    """Warn of the methods of a user's trainer that are nearly ones that it could override, or those of others."""
+    kind = type(trainer)
+    base = next(each for each in kind.__mro__ if _is_ours(each))
+    methods = [name for name in dir(base) if name[0] != "_" and _code_of(getattr_static(base, name)) is not None]
+    meant = {name: f"Did you mean {near}?" for name, near in _misspelt(kind, methods)}
+    for name in _methods_of_own(kind):
+        if name in foreign_names.METHODS and not hasattr(base, name) and not _is_used(kind, name):
+            meant[name] = f"Here it is {foreign_names.METHODS[name]}."
+    for name, hint in meant.items():
+        logger.warning("%s.%s is never called by the training. %s", kind.__name__, name, hint)
+
+
+def _misspelt(kind: type, known: Iterable[str]) -> list[tuple[str, str]]:
+    """The user's methods of a class that are nearly called as one of ``known``, with that name.
+
+    A method that another one of the class uses is a helper of theirs, and so is one beside the method that it is near.
+    """
+    base, found, known = next(each for each in kind.__mro__ if _is_ours(each)), [], tuple(known)
+    own = _methods_of_own(kind)
+    for name in own:
+        near = get_close_matches(name, known, 1, _NEAR)
+        if near and not hasattr(base, name) and near[0] not in own and not _is_used(kind, name):
+            found.append((name, near[0]))
+    return found
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("trainwright.")
+
+
+def _methods_of_own(kind: type) -> list[str]:
+    """The names of the public methods that the user's classes define."""
+    classes = [each for each in kind.__mro__ if each is not object and not _is_ours(each)]
+    members = {name: member for each in reversed(classes) for name, member in vars(each).items()}
+    return [name for name, member in members.items() if name[0] != "_" and _code_of(member) is not None]
+
+
+def _code_of(member: Any) -> CodeType | None:
+    """The code of a method in a class; None: it is another kind of member."""
+    function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+    return function.__code__ if isfunction(function) else None
+
+
+def _is_used(kind: type, name: str) -> bool:
+    """Whether code of the user's classes has the name of the method."""
+    classes = [each for each in kind.__mro__ if not _is_ours(each)]
+    codes = [code for each in classes for one in vars(each).values() if (code := _code_of(one)) is not None]
+    while codes:
+        code = codes.pop()
+        if name in code.co_names:
+            return True
+        codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return False
 
 
 def check_arguments(owner: object, names: Iterable[str]) -> None:

@@ -2,10 +2,15 @@
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from tests.config.config_file.conftest import Anything, fault, loader, whole
+from tests.toys import Classifier, file_config, points
+from trainwright import DefaultTrainer
+from trainwright.base.errors import ConfigKeyError, ConfigTypeError
 from trainwright.config import ConfigError, LazyCall, LazyConfig
 from trainwright.config.config_file.checks import _log_without_effect, validate
 from trainwright.config.config_file.sections import complete
@@ -129,3 +134,36 @@ def test_an_impossible_rate_is_a_fault_of_the_override_that_set_it(override, say
     LazyConfig.apply_overrides(cfg, [override])
     with pytest.raises(ConfigError, match=rf"^{override.split('=')[0]} .*'{re.escape(override)}'.*{says}"):
         validate(cfg)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "line"),
+    [
+        ("", "train.evaluation.eval_period", "cfg.train.evaluation.eval_period = ..."),
+        ("", "optim.lr", "cfg.optim.lr = ..."),
+        ("train", "evaluation.eval_period", "cfg.train.evaluation.eval_period = ..."),
+        ("train.evaluation", "a.b", "cfg.train.evaluation.a.b = ..."),
+    ],
+)
+def test_a_key_with_dots_is_refused_with_the_line_to_write(tmp_path: Path, section: str, key: str, line: str) -> None:
+    cfg = file_config(tmp_path, Classifier, points, train_iter=1)
+    (OmegaConf.select(cfg, section) if section else cfg).update({key: 5})
+    with pytest.raises(ConfigKeyError, match="one key with dots in its name") as raised:
+        DefaultTrainer(cfg)
+    assert line in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [
+        ("batch_size", r"train_batch_size.*train\.train_micro_batch_size"),
+        ("train_batch_sise", "Did you mean 'train_batch_size'"),
+        ("shuffle", r"sampler=LazyCall\(CyclicSampler\)\(shuffle=\.\.\.\)"),
+        ("drop_last", r"sampler=LazyCall\(SingleRoundSampler\)\(drop_last=\.\.\.\)"),
+    ],
+)
+def test_an_argument_that_a_loader_lacks_is_answered_with_its_place(tmp_path: Path, argument: str, hint: str) -> None:
+    cfg = file_config(tmp_path, Classifier, points, train_iter=1)
+    cfg.dataloader.train[argument] = 4
+    with pytest.raises(ConfigTypeError, match=f"{argument!r} is not one of its arguments.*{hint}"):
+        DefaultTrainer(cfg)

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from trainwright import TrainingConfig
-from trainwright.base.errors import ConfigError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config import LRSchedulerType, MetricConfig, OptimizerType, PrecisionType, TaskType
 
 
@@ -198,3 +199,39 @@ def test_every_fault_of_a_metric_is_in_one_message() -> None:
     for values in ({}, {"nmae": "cer"}, {"name": 3}, {"name": ""}):
         with pytest.raises(ConfigError, match=r"MetricConfig\.name"):
             MetricConfig(**values)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("train.num_epochs", "write num_epochs=..."),
+        ("optim.lr", "write learning_rate=..."),
+        ("evaluation.eval_period", "write eval_steps=..."),
+        ("train.evaluation.eval_period", "write eval_steps=..."),
+        ("ema.decay", "Write ema={'decay': ...}."),
+        ("a.b", "The settings have no sections."),
+    ],
+)
+def test_a_name_with_dots_is_answered_with_the_setting(name: str, hint: str) -> None:
+    for set_it in (lambda: TrainingConfig(**{name: 1}), lambda: TrainingConfig().update({name: 1})):
+        with pytest.raises(ConfigKeyError, match=re.escape(f"TrainingConfig.{name}: no such setting.")) as raised:
+            set_it()
+        assert hint in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [("out", "Write TrainingConfig(output_dir='out')."), ({"seed": 1}, "Write TrainingConfig(**settings)."), (3, "")],
+)
+def test_a_setting_without_a_name_is_refused_with_the_form(given: Any, hint: str) -> None:
+    with pytest.raises(ConfigTypeError, match=r"TrainingConfig: got .* without a name") as raised:
+        TrainingConfig(given)
+    assert hint in str(raised.value)
+
+
+def test_a_setting_is_written_as_in_a_dict() -> None:
+    config = TrainingConfig()
+    config["lr"] = 0.5
+    assert config["learning_rate"] == config.learning_rate == 0.5
+    with pytest.raises(ConfigKeyError, match="Did you mean 'seed'"):
+        config["sede"] = 1

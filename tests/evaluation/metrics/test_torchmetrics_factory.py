@@ -5,7 +5,8 @@ import torch
 
 from trainwright.base.errors import ConfigError
 from trainwright.evaluation import TMMetrics, TorchMetricsHandler, get_metric_by_name, show_avaliable_metrics
-from trainwright.evaluation.metrics.torchmetrics_factory import find_metric, metric_classes
+from trainwright.evaluation.metrics.torchmetrics_factory import OF_TASKS, find_metric, metric_classes
+from trainwright.tasks.metrics import metrics_handler_for
 
 # As printed by TMMetrics.get_tm_avaliable_metrics() of Towhee 0.9 with torchmetrics 0.7.0.
 PAGE = """
@@ -96,3 +97,10 @@ def test_metrics_by_name_and_their_list(capsys):
     assert "MeanSquaredError" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"metric_impl: got 'sklearn'"):
         get_metric_by_name("Accuracy", metric_impl="sklearn")
+
+
+def test_a_metric_of_a_task_names_the_task() -> None:
+    for name, task in OF_TASKS.items():
+        with pytest.raises(ConfigError, match=f"It is of the task {task}"):
+            find_metric(name)
+        assert name in metrics_handler_for(task).valid_metrics

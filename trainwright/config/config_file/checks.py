@@ -95,6 +95,9 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
                 is_script = name == _REQUIRED[-1] and children.keys().isdisjoint(_REQUIRED)
                 yield Fault(name, _missing_section(name, misplaced, is_script=is_script), ConfigKeyError)
     for name in own:
+        if name.partition(".")[0] in {*SECTIONS, *children} and "." in name:
+            text = f"it is one key with dots in its name, which nothing reads. Write cfg.{name} = ..."
+            yield Fault(name, text, ConfigKeyError)
         # Other sections are allowed, so only a typing error of one letter is a fault.
         for known in SECTIONS:
             if _is_one_typo_apart(name, known):
@@ -203,6 +206,8 @@ def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
     """What other libraries call a key, or the nearest one."""
     from trainwright.config.key_hints import own_code_hint, train_key_hint  # here: loads pydantic
 
+    if "." in path[-1]:
+        return f"It is one key with dots in its name. Write cfg.{'.'.join(path)} = ..."
     if path[:-1] == ["train"]:
         return train_key_hint(path[-1], allowed)
     return own_code_hint(path[-1]) or did_you_mean(path[-1], allowed)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from pydantic import ConfigDict, PrivateAttr
 
-from trainwright.base.errors import ConfigError, ConfigKeyError, Fault, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, Fault, did_you_mean
 from trainwright.base.files import atomic_write, make_folders
 from trainwright.base.notebook import summary
 from trainwright.config.foreign_names import setting_hint
@@ -80,7 +80,12 @@ class CheckedConfig(Table):
     _as_set: dict[str, Any] = PrivateAttr(default_factory=dict)  # by field, before _resolve
     _names: dict[str, str] = PrivateAttr(default_factory=dict)  # by field: the name that the user used
 
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *unnamed: Any, **values: Any) -> None:
+        if unnamed:
+            kind, shown = type(self).__name__, ", ".join(map(repr, unnamed))
+            hint = f" Write {kind}(**settings)." if isinstance(unnamed[0], Mapping) else ""
+            hint = f" Write {kind}(output_dir={unnamed[0]!r})." if isinstance(unnamed[0], str | os.PathLike) else hint
+            raise ConfigTypeError(f"{kind}: got {shown} without a name; each setting is given by its name.{hint}")
         self._apply(Draft(type(self), values))
 
     def update(self, values: Mapping[str, Any] | None = None, **more: Any) -> Self:
@@ -103,7 +108,10 @@ class CheckedConfig(Table):
         """The name that the user used for a setting, if its values have the same form."""
         return self.shown_name(self._names, field)
 
-    # Reading as a dict.
+    # Reading and writing as a dict.
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
 
     def keys(self) -> list[str]:
         """The names of the settings, without aliases."""

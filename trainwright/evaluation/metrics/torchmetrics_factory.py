@@ -96,6 +96,15 @@ def available_names() -> list[str]:
     return sorted({*classes, *(name for name, current in OLD_NAMES.items() if current in classes)})
 
 
+# Metrics that the handlers of tasks compute, and torchmetrics has not or under another name.
+OF_TASKS = {
+    "seqeval": "sequence_labeling",
+    "cer": "speech_recognition",
+    "bleu": "text_generation",
+    "rouge": "text_generation",
+}
+
+
 def find_metric(name: str) -> tuple[type[Any], dict[str, Any]]:
     """The class of a name, and the arguments that it implies: those of "RMSE", and of names of torchmetrics 0.7.
 
@@ -109,6 +118,11 @@ def find_metric(name: str) -> tuple[type[Any], dict[str, Any]]:
             if _plain(name) in _SHORT_NAMES
             else nearest_name(name, known.values())
         )
+        if task := OF_TASKS.get(_plain(name)):
+            hint = (
+                f'It is of the task {task}: TrainerConfig(task="{task}", ...) or its metrics_handler computes it.'
+                f" {hint.strip()}"
+            )
         hint = hint.strip() or "TMMetrics.get_tm_avaliable_metrics() lists all."
         raise ConfigError(f"metrics: torchmetrics has no {name!r}. {hint}")
     return metric_classes()[OLD_NAMES.get(found, found)], dict(_IMPLIED.get(found, {}))

@@ -4,6 +4,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from trainwright.base.errors import ConfigKeyError, ConfigTypeError
@@ -207,10 +208,13 @@ class CallbackList:
             raise ConfigTypeError(f"add_callback: got {callback!r:.80} ({type(callback).__name__}); {hint}")
         unknown = [name for name in dir(callback) if name.startswith("on_") and name not in _METHODS]
         if unknown:
+            near = [one for name in unknown for one in get_close_matches(name, _METHODS, 1, 0.93)]  # a letter more
+            hint = f" Did you mean {near[0]}?" if near else ""
             logger.warning(
-                "%s.%s is never called: callbacks have %s.", _name(callback), ", ".join(unknown), ", ".join(_METHODS)
-            )
-        check_methods(callback, _METHODS, "callbacks")
+                "%s.%s is never called: callbacks have %s.%s",
+                _name(callback), ", ".join(unknown), ", ".join(_METHODS), hint,
+            )  # fmt: skip
+        check_methods(callback, _METHODS, "callbacks", known=unknown)
         if singleton:  # by name: a notebook may define the same class again
             self._callbacks = [other for other in self._callbacks if str(type(other)) != str(type(callback))]
         for setter, value in self._given.items():
