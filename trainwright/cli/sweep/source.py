@@ -65,7 +65,7 @@ class Search:
     def __init__(
         self, values: Values, folder: Path, total: int, *, direction: Any, sampler: str, seed: int, begins: bool
     ) -> None:
-        message = "--trials: a search needs Optuna: pip install 'trainwright[sweeps]' (a grid, --sweep, needs nothing)."
+        message = "--trials: a search needs Optuna: pip install optuna (a grid, --sweep, needs nothing)."
         import_optional("optuna", message, ConfigError)
         import optuna
 
