@@ -12,8 +12,10 @@ from torch.utils.data import TensorDataset
 
 from tests.toys import file_config, points, quiet
 from trainwright import DefaultTrainer, Trainer
+from trainwright.config.windows import Windows
 from trainwright.engine.loop import TrainerBase
-from trainwright.engine.state import StepPlan, TrainerState
+from trainwright.engine.state import TrainerState
+from trainwright.engine.step_plan import StepPlan
 from trainwright.hooks import EvalHook, HookBase
 from trainwright.hooks.due import Moment, Recurring
 
@@ -180,8 +182,9 @@ def test_the_numbers_of_the_python_api_agree_with_its_conditions(seed: int) -> N
     """For epochs of different lengths, accumulation, and runs that end within an epoch."""
     draw = random.Random(seed)
     length = draw.randint(1, 9)
+    windows = Windows.of({0: draw.randint(1, 4), draw.randint(0, 9): draw.randint(1, 4), 7: draw.randint(1, 4)})
     plan = StepPlan(
-        steps_per_epoch=length, accumulation=draw.randint(1, 4), batch_size=2, samples_per_epoch=2 * length,
+        steps_per_epoch=length, windows=windows, batch_size=2, samples_per_epoch=2 * length,
         num_epochs=draw.randint(1, 6), max_steps=draw.choice([None, draw.randint(1, 40)]),
     )  # fmt: skip
     trainer = Loop()

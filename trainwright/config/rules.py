@@ -133,6 +133,17 @@ def _length(spec: NamedSettings) -> str | None:
     return None
 
 
+@rule("gradient_accumulation_steps", "pipeline_parallel_size", "elastic")
+def _windows(spec: NamedSettings) -> str | None:
+    schedule, why = spec.gradient_accumulation_steps, ""
+    if (spec.pipeline_parallel_size or 1) > 1:
+        name = spec.name_of("pipeline_parallel_size")
+        why = f"{name}={spec.pipeline_parallel_size}, whose schedule has one number of micro-batches"
+    elif spec.elastic:
+        why = f"{spec.name_of('elastic')}=True, which keeps one number of samples per update"
+    return f"got {schedule} with {why}. Give one number." if isinstance(schedule, Mapping) and why else None
+
+
 # Settings that config files have in another form, or not at all.
 
 

@@ -330,8 +330,10 @@ class TrainingConfig(OtherNames):
         None, "learning", "Clip each entry of the gradients to [-value, value], instead of max_grad_norm.",
         place="optim.params.clip_grad_value", changed="train",
     )
-    gradient_accumulation_steps: types.Count = setting(
-        1, "learning", "The number of batches per update.",
+    gradient_accumulation_steps: types.CountByUpdate = setting(
+        1, "learning",
+        "The number of batches per update; a dict for numbers that change: {0: 1, 1000: 4} is four from the update on"
+        " that follows 1,000 others.",
         place="train.num_accumulation_steps", names="num_accumulation_steps accumulate_grad_batches",
     )
     mixed_precision: Literal["no", "fp16", "bf16"] | None = setting(
@@ -681,7 +683,9 @@ _TRAIN = (
         "Samples in a batch of one process. global_batch_size = train_micro_batch_size * num_accumulation_steps *"
         " number of data-parallel ranks; what is None follows from the others."),
     Key("global_batch_size", None, types.Count | None, "Samples in an update, which is an iteration."),
-    Key("num_accumulation_steps", None, types.Count | None, "The number of batches per update."),
+    Key("num_accumulation_steps", None, types.CountByUpdate | None,
+        "The number of batches per update; a dict for numbers that change: {0: 1, 1000: 4} is four from the iteration"
+        " on that follows 1,000 others. global_batch_size is then None."),
     Key("train_iter", 10000, types.CountOrZero,
         "The number of iterations. Where train_epoch is set too, the longer counts.",
         dev_run=lambda number: number, changed="train"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainwright.config.named_settings import Api as Api
 from trainwright.config.named_settings import NamedSettings
+from trainwright.config.windows import Windows
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -51,13 +52,20 @@ class RunSpec(NamedSettings, _Settings):
     ) -> None:
         super().__init__(api, {**settings, "as_set": as_set}, name_of, is_set)
 
-    def batch_settings(self, batch_size: int, accumulation: int) -> dict[str, int]:
-        """The settings of an update of ``accumulation`` micro-batches, by the names that the user gives them."""
-        settings = {
+    @property
+    def windows(self) -> Windows:
+        """The micro-batches of each update."""
+        return Windows.of(self.gradient_accumulation_steps)
+
+    def batch_settings(self, batch_size: int, accumulation: int | dict[int, int]) -> dict[str, Any]:
+        """The settings of updates of so many micro-batches, by the names that the user gives them."""
+        settings: dict[str, Any] = {
             self.name_of("batch_size"): batch_size,
             self.name_of("gradient_accumulation_steps"): accumulation,
         }
-        return settings if self.api == "Python" else settings | {"train.global_batch_size": batch_size * accumulation}
+        if self.api == "Python" or isinstance(accumulation, dict):
+            return settings
+        return settings | {"train.global_batch_size": batch_size * accumulation}
 
 
 def spec_of_training_config(config: "TrainingConfig") -> RunSpec:

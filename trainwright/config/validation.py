@@ -278,6 +278,28 @@ Url = Annotated[
 ]
 Count = Annotated[int, Field(ge=1), _Whole, Allowed("a whole number >= 1")]
 CountOrZero = Annotated[int, Field(ge=0), _Whole, Allowed("a whole number >= 0")]
+
+
+def _by_update(value: Any) -> Any:
+    """A schedule whose keys are numbers again: JSON has texts."""
+    if not isinstance(value, Mapping):
+        return value
+    return {int(key) if isinstance(key, str) and key.isdecimal() else key: count for key, count in value.items()}
+
+
+def _check_start(value: Any) -> Any:
+    if isinstance(value, Mapping) and 0 not in value:
+        raise ValueError("no number for the first update")
+    return value
+
+
+_ByUpdate = dict[Annotated[int, Field(ge=0)], Count]
+CountByUpdate = Annotated[
+    Count | _ByUpdate,
+    BeforeValidator(_by_update),
+    AfterValidator(_check_start),
+    Allowed("a whole number >= 1, or a dict of these by the first update of each, such as {0: 1, 1000: 4}"),
+]
 Amount = Annotated[int | float, Field(ge=1), AfterValidator(_check_whole), Allowed("a whole number >= 1 (1e9 for all)")]
 Workers = Annotated[int, Field(ge=-1), Allowed("a whole number >= 0, or -1")]
 Seed = Annotated[int, Field(ge=0, lt=2**63), Allowed("a whole number in [0, 2**63)")]

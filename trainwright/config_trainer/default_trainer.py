@@ -18,6 +18,7 @@ from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.secrets import safe_trackers, without_secrets
+from trainwright.config.windows import Windows
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.eager_trainer import EagerTrainer
 from trainwright.config_trainer.run import ConfigRun, names_loaders
@@ -189,7 +190,7 @@ class DefaultTrainer(RunMethods):
         return default_writers(
             self.run.folder.path,
             self.max_iter,
-            batch_size=train.global_batch_size,
+            batch_size=train.global_batch_size or 0,
             progress_bar=train.progress_bar,
             trackers=safe_trackers(trackers),
             settings=settings,
@@ -298,18 +299,20 @@ class DefaultTrainer(RunMethods):
 
     def _warn_of_replaced_stepper(self) -> None:
         """Settings that ``self._trainer``, perhaps the user's replacement, was not built with."""
-        stepper, steps = self._trainer, self.cfg.train.num_accumulation_steps
+        stepper, windows = self._trainer, self.run.spec.windows
         kind, own_steps = type(stepper).__name__, getattr(stepper, "grad_acc_steps", None)
+        own = getattr(stepper, "windows", None if own_steps is None else Windows.of(own_steps))
         if is_overridden(self, "train_step") and not self.run.has_own_step:
             raise ConfigError("DefaultTrainer.train_step: was assigned after __init__; override it in a subclass.")
         if self.run.has_own_step and getattr(stepper, "has_own_run_step", lambda: True)():
             logger.warning(
                 "%s.train_step has no effect: trainer._trainer, a %s, has its own run_step.", type(self).__name__, kind
             )
-        if own_steps not in (None, steps):
+        if own not in (None, windows):
             logger.warning(
-                "train.num_accumulation_steps=%d has no effect: trainer._trainer, a %s, was built with"
-                " grad_acc_steps=%d. Pass cfg.train.num_accumulation_steps to it.", steps, kind, own_steps,
+                "train.num_accumulation_steps=%s has no effect: trainer._trainer, a %s, was built with"
+                " grad_acc_steps=%s. Pass cfg.train.num_accumulation_steps to it.",
+                windows.setting, kind, own.setting,
             )  # fmt: skip
 
     def _step_of_stepper(self) -> Callable[[], None]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.base.dist import get_data_parallel_size
+from trainwright.config.windows import Windows
 from trainwright.data.batches import Batches
 from trainwright.data.sample_count import keeps_samples
 from trainwright.data.sampler import CyclicSampler
@@ -66,7 +67,7 @@ class EagerTrainer(TrainerBase):
         model: nn.Module,
         data_loader: Any,
         optimizer: torch.optim.Optimizer,
-        grad_acc_steps: int = 1,
+        grad_acc_steps: int | Mapping[int, int] = 1,
         *,
         grad_scaler: torch.amp.GradScaler | None = None,
         skip_non_finite: bool = False,
@@ -79,7 +80,7 @@ class EagerTrainer(TrainerBase):
         self.model = model
         self.batches = Batches(data_loader)
         self.optimizer = optimizer
-        self.grad_acc_steps = grad_acc_steps
+        self.windows = Windows.of(grad_acc_steps)
         self._pipeline = pipeline_of(self._plain_model)
         self._replica = gradient_sync(
             self._plain_model,
@@ -90,22 +91,23 @@ class EagerTrainer(TrainerBase):
             wraps=wraps_model,
         )
         sampler = getattr(data_loader, "batch_sampler", None)
-        in_window = 0  # the samples of all processes; 0: unknown
+        in_batch = 0  # the samples of all processes; 0: unknown
         if isinstance(sampler, CyclicSampler) and keeps_samples(data_loader):
-            in_window = sampler.micro_batch_size * get_data_parallel_size() * grad_acc_steps
+            in_batch = sampler.micro_batch_size * get_data_parallel_size()
+        in_window = in_batch * self.grad_acc_steps
         self.steps = StepBuilder(
             self._plain_model,
             optimizer,
             lambda: self.batches,
             sync=self._replica,
             pipeline=self._pipeline,
-            accumulates=grad_acc_steps > 1,
+            accumulates=self.windows.largest > 1,
             explain=lambda error, batch: explain_forward(error, self._plain_model, batch),
             find_unused_setting="train.dist.find_unused_parameters",
             recompute=lambda batch: self.train_micro_batch(self.model, batch),
             skip_non_finite=skip_non_finite,
             grad_scaler=grad_scaler,
-            count_all=lambda: in_window,
+            count_all=(lambda: in_batch * self.grad_acc_steps) if self.windows.is_scheduled else lambda: in_window,
             loss_ignores=loss_ignores,
         )
         self._loss_of: Callable[[Any], Tensor] = self._first_loss
@@ -122,6 +124,15 @@ class EagerTrainer(TrainerBase):
         self._model = model
         if self._step is not None and (step := self._step()) is not None:
             step.model = model
+
+    @property
+    def grad_acc_steps(self) -> int:
+        """The micro-batches of the current iteration."""
+        return self.windows.at(self.iter)
+
+    @grad_acc_steps.setter
+    def grad_acc_steps(self, steps: int | Mapping[int, int]) -> None:
+        self.windows = Windows.of(steps)
 
     @property
     def data_loader(self) -> Any:
@@ -199,7 +210,7 @@ class EagerTrainer(TrainerBase):
             self.model,
             train_step or self.train_micro_batch,
             finish=None if has_own_step else self.update if is_overridden(self, "update") else update.finish,
-            length=self.grad_acc_steps,
+            length=(lambda: self.grad_acc_steps) if self.windows.is_scheduled else self.grad_acc_steps,
             keep=partial(metrics.of_outputs, keeps_all=writes) if has_own_step or writes else metrics.of_recorded,
             phases=self.phases,
             record=self._write_rows if writes else None,

@@ -23,6 +23,7 @@ from trainwright.config.lazy.provenance import value_at
 from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.secrets import remember_secrets, without_secrets
 from trainwright.config.spec import spec_of_cfg
+from trainwright.config.windows import Windows
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.eager_trainer import EagerTrainer
 from trainwright.data.loaders import set_position as set_loader_position
@@ -41,7 +42,7 @@ from trainwright.engine.state import TrainingState
 from trainwright.engine.step import Step
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import loader_names, watched_batches, without_table
-from trainwright.events.epoch_means import epoch_around, epoch_at
+from trainwright.events.epoch_means import EpochLength, epoch_around, epoch_at, first_of_epoch
 from trainwright.hooks import BestCheckpointer, HookBase, LRScheduler, PeriodicCheckpointer
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochLines, LinePlan, line_plan
@@ -69,7 +70,7 @@ class ConfigRun(Run):
         step: of a training whose steps are those of an EagerTrainer.
         planned_epoch: the iterations of an epoch, as they were at the start.
         feeds_callbacks: whether callbacks see each batch; in a run_step of the user's own, an iteration is one.
-        batches_per_update: as callbacks count them.
+        counted: the batches of each iteration, as callbacks count them.
     """
 
     given: DictConfig
@@ -81,9 +82,9 @@ class ConfigRun(Run):
     stepper: Any
     built_stepper: Any
     step: Step | None = None
-    planned_epoch: int | Fraction | None
+    planned_epoch: EpochLength | None
     feeds_callbacks: bool
-    batches_per_update: int
+    counted: Windows
 
     # The parts, as build_run calls these.
 
@@ -123,8 +124,9 @@ class ConfigRun(Run):
             self.test_loader = [setup.overfit_loader(self.train_loader, cfg.train.train_micro_batch_size)]
         trainer.auto_scale_hyperparams(cfg, self.train_loader)
         setup.scale_shares(cfg.train)
-        trainer.samples_per_iter, trainer.samples_done = cfg.train.global_batch_size, cfg.train.consumed_train_samples
         trainer.start_iter, trainer.max_iter = cfg.train.start_iter, cfg.train.train_iter
+        trainer.samples_per_iter = self.samples_of_window(setup.windows_of(cfg.train).at(trainer.start_iter))
+        trainer.samples_done = cfg.train.consumed_train_samples
         trainer.evaluates_on_start = bool(cfg.train.eval_on_start)
         self.read_settings()
 
@@ -165,7 +167,7 @@ class ConfigRun(Run):
             log=lambda: me.log_now(),
             is_due=lambda: Condition(me.log_is_due)(me.trainer),
             eval_is_due=lambda: me.eval_hook is not None and Condition(me.eval_is_due)(me.trainer),
-            steps_done=lambda: me.trainer.start_iter * me.batches_per_update,
+            steps_done=lambda: me.counted.before(me.trainer.start_iter),
             is_optional=True,
             early_stopping="train.early_stopping",
         )
@@ -183,7 +185,7 @@ class ConfigRun(Run):
         refuse_own_step(pipeline, kind, ["train_step"] if self.has_own_step else [])
         if pipeline is not None:
             refuse_unseeded_loader(self.train_loader, "dataloader.train")
-            pipeline.check_length(steps, "train.num_accumulation_steps")
+            pipeline.check_length(spec.windows.largest, "train.num_accumulation_steps")
         if not self.trainer.is_copy:
             log_modes(self.model, spec)
         if not spec.graph:
@@ -260,12 +262,14 @@ class ConfigRun(Run):
                 lambda: (trainer.iter + 1) % value_at(trainer.cfg, key) == 0,
                 lambda done: (done // value_at(trainer.cfg, key) + 1) * value_at(trainer.cfg, key),
             )
-        whole, parts = (per_epoch * epochs).as_integer_ratio()
 
-        def is_over() -> bool:
-            return (trainer.iter + 1) * parts // whole > trainer.iter * parts // whole  # type: ignore[no-any-return]
+        def periods(iteration: int) -> int:
+            return epoch_at(per_epoch, iteration)[0] // epochs
 
-        return Recurring(is_over, lambda done: -(-(done * parts // whole + 1) * whole // parts))
+        return Recurring(
+            lambda: periods(trainer.iter + 1) > periods(trainer.iter),
+            lambda done: first_of_epoch(per_epoch, (periods(done) + 1) * epochs),
+        )
 
     def steps_done(self) -> int:
         done: int = self.trainer.iter
@@ -276,7 +280,8 @@ class ConfigRun(Run):
         return at >= start and (at + 1) % every == 0
 
     def planned_length(self) -> tuple[int, int | None]:
-        return self.trainer.max_iter, int(self.iterations_per_epoch() or 0) or None
+        per_epoch = self.iterations_per_epoch()
+        return self.trainer.max_iter, int(per_epoch) if isinstance(per_epoch, int | Fraction) else None
 
     def epoch_of(self) -> Callable[[int], Any] | None:
         per_epoch = self.iterations_per_epoch()
@@ -355,8 +360,13 @@ class ConfigRun(Run):
         has_own |= self.stepper is not self.built_stepper
         if has_own or not isinstance(sampler, CyclicSampler):
             return None
-        done = trainer.samples_done + (update - 1 - trainer.iterations_done) * trainer.samples_per_iter
-        return done, self.spec.gradient_accumulation_steps
+        first, now = update - 1, trainer.iterations_done
+        windows = self.spec.windows
+        more = self.samples_of_window(windows.before(first) - windows.before(now))
+        return trainer.samples_done + more, windows.at(first)
+
+    def samples_of_window(self, batches: int) -> int:
+        return batches * int(self.cfg.train.train_micro_batch_size) * get_data_parallel_size()
 
     def set_position(self) -> None:
         batches, done, hooks = self.batches, self.trainer.samples_done, self.hooks
@@ -409,7 +419,7 @@ class ConfigRun(Run):
     def after_batch(self) -> Callable[[Any, Any], None] | None:
         """What the step calls after each micro-batch: the storage has values of complete updates only."""
         calls, is_pipeline, has_own = self.calls, pipeline_of(self.model) is not None, self.has_own_step
-        if not calls.is_fed or not (has_own or is_pipeline or self.spec.gradient_accumulation_steps > 1):
+        if not calls.is_fed or not (has_own or is_pipeline or self.spec.windows.largest > 1):
             return None
 
         def after_batch(outputs: Mapping[str, Any], batch: Any) -> None:
@@ -426,14 +436,15 @@ class ConfigRun(Run):
         """The epoch, from 0, of the batch that follows so many, and the batches before it. It begins with an update."""
         if self.planned_epoch is None:
             return 0, 0
-        epoch, first = epoch_at(self.planned_epoch, steps // self.batches_per_update)
-        return epoch, first * self.batches_per_update
+        iteration = self.counted.updates(steps + 1) - 1  # of the batch that follows
+        epoch, first = epoch_at(self.planned_epoch, iteration)
+        return epoch, self.counted.before(first)
 
     def num_samples(self) -> int | None:
         """Those of an epoch."""
         return setup.num_samples(self.batches.loader, self.spec.batch_size)
 
-    def iterations_per_epoch(self) -> int | Fraction | None:
+    def iterations_per_epoch(self) -> EpochLength | None:
         """None: unknown. A fraction where an epoch ends within an iteration."""
         return setup.iterations_per_epoch(self.cfg.train, self.num_samples())
 
@@ -442,7 +453,7 @@ class ConfigRun(Run):
         return {
             "num_train": self.num_samples(),
             "num_eval": sum(setup.num_samples(loader, size) or 0 for loader in tests),
-            "iterations_per_epoch": self.iterations_per_epoch(),
+            "epochs": setup.num_epochs(self.cfg.train, self.num_samples(), self.trainer.max_iter),
             "settings": setup.changed_settings(self.given),
         }
 
@@ -451,10 +462,10 @@ class ConfigRun(Run):
         tests = {str(getattr(one, "name", at)): getattr(one, "dataset", one) for at, one in named}
         data = {f"test {name}" if len(tests) > 1 else "test": one for name, one in tests.items()}
         train = getattr(self.batches.loader, "dataset", self.batches.loader)
-        per_epoch = self.iterations_per_epoch()
+        per_epoch, is_even = self.iterations_per_epoch(), not self.spec.windows.is_scheduled
         return {
-            "samples_per_iteration": self.trainer.samples_per_iter,
-            **({} if per_epoch is None else {"iterations_per_epoch": float(per_epoch)}),
+            "samples_per_iteration": self.trainer.samples_per_iter if is_even else None,
+            "iterations_per_epoch": float(per_epoch) if isinstance(per_epoch, int | Fraction) else None,
             "data": {"train": train} | data,
         }
 
@@ -552,7 +563,7 @@ class ConfigRun(Run):
         stepper = self.stepper
         has_own = not isinstance(stepper, EagerTrainer) or stepper.has_own_run_step()
         self.feeds_callbacks = not (has_own or is_overridden(self.trainer, "run_step"))
-        self.batches_per_update = self.spec.gradient_accumulation_steps if self.feeds_callbacks else 1
+        self.counted = self.spec.windows if self.feeds_callbacks else Windows.of(1)
 
 
 def names_loaders(cfg: DictConfig) -> bool:

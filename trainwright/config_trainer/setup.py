@@ -10,6 +10,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -44,6 +45,7 @@ from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.lazy_config import SECTIONS, get_config, try_get_key
 from trainwright.config.lazy.provenance import are_several, is_set, mark_default
 from trainwright.config.secrets import redact_command, remember_secrets, without_secrets
+from trainwright.config.windows import Windows
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
@@ -53,6 +55,7 @@ from trainwright.engine.folder.run_folder import RunFolder, make_folder
 from trainwright.engine.logs import kept_records, log_to_console
 from trainwright.engine.run import Run
 from trainwright.evaluation.objective import MODES, objective_of_name
+from trainwright.events.epoch_means import EpochLength
 from trainwright.hooks import HookBase
 from trainwright.hooks.callbacks import Callback
 from trainwright.optim.schedules import extend_schedule
@@ -246,7 +249,7 @@ def settings_of_copy(
     sizes = ("gradient_accumulation_steps", "num_accumulation_steps"), ("batch_size", "train_micro_batch_size")
     if any(name in changes for name, _ in sizes):
         train.update({ours: changes.pop(name, cfg.train[ours]) for name, ours in sizes})
-        train.global_batch_size = train.num_accumulation_steps * train.train_micro_batch_size
+        train.global_batch_size = None
         train.update({"train_iter": cfg.train.train_iter, "train_epoch": 0})
     if is_endless:
         train.update({"train_iter": 100_000, "train_epoch": 0})
@@ -325,7 +328,7 @@ def complete_batch_sizes(cfg: DictConfig) -> None:
     if recorded not in (None, 1, num_ranks) and len(given) == 3 and given[1] == given[0] * given[2] * recorded:
         sizes["num_accumulation_steps"] = None
     train.update(dict(zip(BATCH_SIZES, resolve_batch_sizes(sizes, num_ranks), strict=True)))
-    if batch and ranks != num_ranks and train.global_batch_size != batch:
+    if batch and ranks != num_ranks and train.global_batch_size not in (None, batch):
         logger.warning(
             "Resumed on %d data ranks instead of %d, with %d samples per update instead of %d;"
             " train.dist.elastic=True keeps the samples per update.",
@@ -496,20 +499,21 @@ def resolve_eval_mode(cfg: DictConfig) -> None:
 def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
     """Write the number of iterations, and the settings that depend on it, into ``cfg.train``."""
     train = cfg.train
-    length = num_samples(data_loader, train.train_micro_batch_size)
-    if length is not None and length < train.global_batch_size:
+    length, windows = num_samples(data_loader, train.train_micro_batch_size), windows_of(train)
+    micro_batch = train.train_micro_batch_size * get_data_parallel_size()
+    if length is not None and length < (largest := micro_batch * windows.largest):
         raise ConfigError(
-            f"train.global_batch_size: got {train.global_batch_size}, but the training set has {length} samples; it"
+            f"train.global_batch_size: got {largest}, but the training set has {length} samples; it"
             f" must be at most {length}. ({train.train_micro_batch_size} train_micro_batch_size x"
-            f" {train.num_accumulation_steps} num_accumulation_steps x {get_data_parallel_size()} processes)"
+            f" {windows.largest} num_accumulation_steps x {get_data_parallel_size()} processes)"
         )
     if train.train_epoch == 0 and is_set(train, "train_epoch") and not is_set(train, "train_iter"):
         logger.warning(
             "train.train_epoch=0: the length of the run is the default train.train_iter=%d. Set train.train_iter,"
             " or a train_epoch above 0.", train.train_iter,
         )  # fmt: skip
-    asked_for, by_epochs = train.train_iter, iterations_of_epochs(train, length, train.global_batch_size)
-    train.train_iter = total_iterations(train, length, train.global_batch_size)
+    asked_for, by_epochs = train.train_iter, iterations_of_epochs(train, length, micro_batch, windows)
+    train.train_iter = total_iterations(train, length, micro_batch, windows)
     if asked_for and by_epochs:
         logger.info(
             "train.train_iter=%d and train.train_epoch=%g (%d iterations) are both set: the larger counts, %d.",
@@ -521,7 +525,7 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
             _scale_scheduler(train, scheduler)
     if length is not None:
         # Whole iterations, for what is shown; the hooks count the epochs themselves.
-        per_epoch = max(1, length // train.global_batch_size)
+        per_epoch = max(1, length // (micro_batch * windows.largest))
         if (epochs := try_get_key(train, "evaluation.eval_after_n_epoch")) is not None:
             train.evaluation.eval_period = epochs * per_epoch
         if (epochs := try_get_key(train, "checkpointer.save_model_after_n_epoch")) is not None:
@@ -540,11 +544,44 @@ def num_samples(data_loader: Any, batch_size: int) -> int | None:
     return None
 
 
-def iterations_per_epoch(train: DictConfig, num_samples: int | None) -> int | Fraction | None:
+def windows_of(train: DictConfig) -> Windows:
+    """The micro-batches of each iteration."""
+    return Windows.of(train.num_accumulation_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowEpochs:
+    """Epochs of so many micro-batches, in iterations of different numbers of them."""
+
+    micro_batches: Fraction
+    windows: Windows
+
+    def at(self, iteration: int) -> int:
+        return int(self.windows.before(iteration) // self.micro_batches)
+
+    def first(self, epoch: int) -> int:
+        return self.windows.updates(epoch * self.micro_batches)
+
+
+def iterations_per_epoch(train: DictConfig, num_samples: int | None) -> EpochLength | None:
     """None: unknown. A fraction where an epoch ends within an iteration."""
     if length := train.get("iter_per_epoch"):
         return int(length)
-    return max(Fraction(num_samples, train.global_batch_size), Fraction(1)) if num_samples else None
+    if not num_samples:
+        return None
+    windows = windows_of(train)
+    micro_batches = Fraction(num_samples, train.train_micro_batch_size * get_data_parallel_size())
+    if windows.is_scheduled:
+        return WindowEpochs(micro_batches, windows)
+    return max(micro_batches / windows.at(0), Fraction(1))
+
+
+def num_epochs(train: DictConfig, num_samples: int | None, iterations: int) -> float | None:
+    """The epochs of so many iterations; None: unknown."""
+    if length := train.get("iter_per_epoch"):
+        return iterations / int(length)
+    samples = windows_of(train).before(iterations) * train.train_micro_batch_size * get_data_parallel_size()
+    return samples / num_samples if num_samples else None
 
 
 def scale_shares(train: DictConfig) -> None:

@@ -70,7 +70,7 @@ def _less(spec: RunSpec | None) -> Iterator[str]:
     if spec is not None:
         by_file = spec.api == "config file"
         if (size := spec.batch_size) > 1:
-            settings = spec.batch_settings((size + 1) // 2, 2 * spec.gradient_accumulation_steps)
+            settings = spec.batch_settings((size + 1) // 2, spec.windows.scaled(lambda length: 2 * length))
             text = (" " if by_file else ", ").join(f"{name}={value}" for name, value in settings.items())
             yield f"{text}  (half the activations; as many samples per update)"
         if not spec.gradient_checkpointing:

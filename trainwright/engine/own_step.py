@@ -399,9 +399,9 @@ def _has_gradients(optimizer: Any) -> bool:
 def _settings_of_step(run: "Run") -> dict[str, str]:
     """The settings that a step of the user's own may bypass, by the part of the step, as the API writes them."""
     spec, update, settings = run.spec, run.update, dict[str, str]()
-    steps, accumulation = spec.gradient_accumulation_steps, spec.name_of("gradient_accumulation_steps")
-    if steps > 1:
-        settings["accumulation"] = f"{accumulation}={steps}"
+    if spec.windows.largest > 1:
+        name = spec.name_of("gradient_accumulation_steps")
+        settings["accumulation"] = f"{name}={spec.gradient_accumulation_steps}"
     if update.grad_scaler is not None:
         settings["scaler"] = "the gradient scaler of float16"
     for name, limit in (("max_grad_norm", update.max_norm), ("clip_grad_value", update.max_value)):

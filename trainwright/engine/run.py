@@ -160,6 +160,7 @@ class Run:
     check_is_due: Period  # when values are checked, and computed over several processes
     steps_done: Callable[[], int]  # before the next iteration, for settings that count steps
     has_passed: Callable[[int, int], bool]  # whether they are more than the first number, and now reach a multiple
+    samples_of_window: Callable[[int], int]  # of so many micro-batches; 0: the state counts them by its plan
     planned_length: Callable[[], tuple[int, int | None]]  # the steps of the run and of an epoch; None: unknown
     epoch_of: Callable[[], Callable[[int], Any] | None]
     own_step_hook: Callable[[], HookBase | None]  # for a step of the user's own
@@ -341,15 +342,17 @@ class Run:
     def rows(self) -> dict[str, object]:
         """What the start of the run shows, by title; empty values are not shown."""
         spec, trainer, own = self.spec, self.trainer, self.own_facts()
-        ranks, left_out, per_epoch = get_data_parallel_size(), own.get("num_left_out"), own["iterations_per_epoch"]
+        ranks, left_out, epochs = get_data_parallel_size(), own.get("num_left_out"), own["epochs"]
         processes = f"{ranks} data rank{'s' if ranks > 1 else ''}"
         if (world := get_world_size()) == ranks:
             processes = "1 process" if ranks == 1 else f"{ranks} processes"
-        size, accumulation = spec.batch_size, spec.gradient_accumulation_steps
+        size, lengths = spec.batch_size, [length for _, length in spec.windows.lengths]
+        updates = ", then ".join(f"{size * length * ranks:,}" for length in lengths)
+        accumulation = ", then ".join(map(str, lengths))
         numbers = (own["num_train"], "to train"), (own["num_eval"], "to evaluate")
         data = ", ".join(f"{number:,} {name}" for number, name in numbers if number)
         left_out = f"; each epoch leaves out {left_out:,}: dataloader_drop_last" if left_out else ""
-        epochs = f" ({float(trainer.max_iter / per_epoch):.1f} epochs)" if per_epoch else ""
+        epochs = f" ({epochs:.1f} epochs)" if epochs else ""
         schedule = ", ".join(sorted({getattr(one, "name", type(one).__name__) for one in self.schedules()}))
         mode = "graph mode" if spec.graph else "eager mode"
         return {
@@ -358,7 +361,7 @@ class Run:
             "Stage": described_stages(self.model),
             "Data": f"{data} (samples{left_out})" if data else None,
             "Iterations": f"{trainer.start_iter + 1} to {trainer.max_iter}{epochs}",
-            "Batch": f"{size * accumulation * ranks:,} samples = {size} x {accumulation} accumulation x {processes}",
+            "Batch": f"{updates} samples = {size} x {accumulation} accumulation x {processes}",
             "Layout": f"{world} process{'es' * (world > 1)}: {mesh.layout}" if (mesh := current_mesh()) else None,
             "Optimizer": described_optimizers(self.optimizers, schedule),
             "Device": ", ".join(filter(None, [self.device.type, spec.mixed_precision, mode])),

@@ -36,6 +36,7 @@ from trainwright.hooks.timer import Facts
 from trainwright.hooks.torch_settings import deterministic_hook
 from trainwright.hooks.unfreezing import unfreezing_hook
 from trainwright.hooks.weight_average import averaging_hook
+from trainwright.hooks.windows import WindowSchedule
 from trainwright.parallel.pipeline import pipeline_of
 
 logger = logging.getLogger("trainwright.engine")
@@ -65,6 +66,7 @@ def run_hooks(run: Run) -> list[HookBase | None]:
         tensor_parallel_hook(),
         RunRecord(run.folder, lambda: me.record()),
         unfreezing_hook(run.model, spec.unfreeze, lambda: me.steps_done(), **lengths),
+        WindowSchedule(spec.windows, run.samples_of_window) if spec.windows.is_scheduled else None,
         run.own_step_hook(),
         _throughput(run) if spec.log_throughput else None,
         averaging_hook(run.average, spec.ema, lambda *given: me.has_passed(*given), run.update_statistics, total_steps),
@@ -148,11 +150,11 @@ def _stragglers(run: Run, check_period: Period) -> HookBase | None:
 
 
 def _throughput(run: Run) -> HookBase:
-    of_run, pipeline = weakref.proxy(run), pipeline_of(run.model)
+    of_run, pipeline, windows = weakref.proxy(run), pipeline_of(run.model), run.spec.windows
     return Throughput(
         [run.model] if pipeline is None else pipeline.stages,
         lambda: of_run.update.batch,
-        run.spec.gradient_accumulation_steps,
+        lambda: windows.at(of_run.trainer.iter),
         torch.device(run.device),
     )
 
@@ -164,7 +166,7 @@ def timing_facts(run: Run) -> Facts:
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return Facts(
-        batches=run.spec.gradient_accumulation_steps,
+        batches=run.spec.windows.largest,
         device=torch.device(run.device).type,
         num_workers=getattr(loader, "num_workers", None),
         reads_batches=isinstance(dataset, TensorDataset | ColumnDataset) or hasattr(dataset, "__getitems__"),

@@ -1,12 +1,10 @@
 """The training state of a run, and what its checkpoints store of it."""
 
 import logging
-import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -35,6 +33,7 @@ from trainwright.engine.extra_parameters import (
 )
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.resumed_settings import KEPT, differences, log_changes, options_of
+from trainwright.engine.step_plan import NO_STEPS, StepPlan
 from trainwright.hooks.callbacks.logs import EpochMean
 from trainwright.hooks.due import NEVER, Recurring
 from trainwright.optim.named import NamedOptimizers
@@ -274,148 +273,6 @@ class TrainingState:
             )  # fmt: skip
 
 
-class Start(NamedTuple):
-    """Where an epoch starts: its number, from 0, and the steps, updates and samples before it."""
-
-    epoch: int = 0
-    step: int = 0
-    update: int = 0
-    samples: int = 0
-
-
-_FIRST = Start()
-
-
-@dataclass(frozen=True, slots=True)
-class StepPlan:
-    """A step is one micro-batch; an update is a window of ``accumulation`` steps. The last window of an epoch, and of
-    the run, may be shorter.
-
-    All epochs from ``start`` on are planned with the length of the latest. The ones before are those of ``before``.
-    """
-
-    steps_per_epoch: int
-    accumulation: int
-    batch_size: int  # of all processes together; 0: unknown
-    samples_per_epoch: int
-    num_epochs: int
-    max_steps: int | None = None
-    has_epochs: bool = True  # False: the data have no length, and the run is one epoch
-    start: Start = _FIRST
-    before: "StepPlan | None" = field(default=None, repr=False, compare=False)
-
-    @property
-    def total_steps(self) -> int:
-        """Steps of the complete run, if its further epochs have the length of the current one."""
-        total = self.start.step + (self.num_epochs - self.start.epoch) * self.steps_per_epoch
-        return total if self.max_steps is None else min(total, self.max_steps)
-
-    @property
-    def num_updates(self) -> int:
-        """Updates of the complete run."""
-        return self.updates(self.total_steps)
-
-    def updates(self, steps: int) -> int:
-        """The number of updates after ``steps`` steps."""
-        plan = self._planned_at(steps)
-        epochs, rest = divmod(steps - plan.start.step, plan.steps_per_epoch)
-        return plan.start.update + epochs * plan.updates_per_epoch + -(-rest // plan.accumulation)
-
-    def steps(self, updates: int) -> int:
-        """The number of steps after ``updates`` updates."""
-        if self.accumulation == 1:
-            return min(self.total_steps, updates)
-        plan = self
-        while plan.before is not None and updates < plan.start.update:
-            plan = plan.before
-        epochs, rest = divmod(updates - plan.start.update, plan.updates_per_epoch)
-        return min(self.total_steps, plan.start.step + epochs * plan.steps_per_epoch + rest * plan.accumulation)
-
-    def samples(self, steps: int) -> int:
-        """The number of samples of the first ``steps`` steps; 0 if unknown."""
-        plan = self._planned_at(steps)
-        epochs, rest = divmod(steps - plan.start.step, plan.steps_per_epoch)
-        samples = min(rest * plan.batch_size, plan.samples_per_epoch)
-        return plan.start.samples + epochs * plan.samples_per_epoch + samples
-
-    def epoch_at(self, steps: int) -> tuple[int, int]:
-        """The epoch, from 0, of the step that follows ``steps`` steps, and the number of steps before the epoch."""
-        plan = self._planned_at(steps)
-        epochs, rest = divmod(steps - plan.start.step, plan.steps_per_epoch)
-        return plan.start.epoch + epochs, steps - rest
-
-    def epoch_of(self, update: int) -> tuple[int, int]:
-        """The first update, from 0, of the epoch of an update, and that of the next epoch."""
-        epoch, first = self.epoch_at(self.steps(update))
-        return self.updates(first), self.updates(self.end_of_epoch(epoch + 1))
-
-    def _planned_at(self, steps: int) -> "StepPlan":
-        plan = self
-        while plan.before is not None and steps < plan.start.step:
-            plan = plan.before
-        return plan
-
-    def end_of_epoch(self, number: int) -> int:
-        """The number of steps after epoch ``number``, counted from 1."""
-        plan = self
-        while plan.before is not None and number <= plan.start.epoch:
-            plan = plan.before
-        return plan.start.step + (number - plan.start.epoch) * plan.steps_per_epoch
-
-    def next_passing(self, period: int, updates: int) -> int:
-        """The least number of updates, above ``updates``, that may reach or cross a multiple of ``period`` steps."""
-        return self._next_at((self.steps(updates) // period + 1) * period, updates)
-
-    def next_epoch_end(self, every: int, updates: int) -> int:
-        """The least number of updates, above ``updates``, at which an epoch of each ``every`` may end."""
-        epoch, _ = self.epoch_at(self.steps(updates))
-        return self._next_at(self.end_of_epoch((epoch // every + 1) * every), updates)
-
-    def _next_at(self, steps: int, updates: int) -> int:
-        # Any update beyond the plan: a callback may have made the run longer.
-        return max(updates + 1, min(self.updates(steps), self.num_updates + 1))
-
-    @property
-    def updates_per_epoch(self) -> int:
-        """Updates of a complete epoch."""
-        return -(-self.steps_per_epoch // self.accumulation)
-
-    def with_epoch(self, steps: int, steps_per_epoch: int, samples_per_epoch: int) -> "StepPlan":
-        """The plan whose epochs from ``steps`` steps on have another length."""
-        epoch, _ = self.epoch_at(steps)
-        start = Start(epoch, steps, self.updates(steps), self.samples(steps))
-        # No epoch has had the length of a plan that starts here.
-        before = self.before if self.start == start else self
-        return replace(
-            self, steps_per_epoch=steps_per_epoch, samples_per_epoch=samples_per_epoch, start=start, before=before
-        )
-
-    def lengths(self) -> list[list[int]]:
-        """The first epoch of each length, its steps and its samples."""
-        found = list[list[int]]()
-        plan: StepPlan | None = self
-        while plan is not None:
-            found.append([plan.start.epoch, plan.steps_per_epoch, plan.samples_per_epoch])
-            plan = plan.before
-        return found[::-1]
-
-    def with_lengths(self, lengths: Sequence[Sequence[int]]) -> "StepPlan":
-        """The plan with the lengths of epochs that ``lengths`` returned."""
-        (_, steps, samples), *rest = lengths
-        plan = replace(self, steps_per_epoch=steps, samples_per_epoch=samples, start=_FIRST, before=None)
-        for epoch, steps, samples in rest:
-            plan = plan.with_epoch(plan.end_of_epoch(epoch), steps, samples)
-        return plan
-
-
-NO_STEPS = StepPlan(steps_per_epoch=1, accumulation=1, batch_size=0, samples_per_epoch=0, num_epochs=0)
-
-
-def steps_of(period: int | float | None, total_steps: int) -> int:
-    """A period in steps, which may be given as a fraction of all steps; 0: never."""
-    return math.ceil(period * total_steps) if isinstance(period, float) else period or 0
-
-
 class TrainerState(TrainingState):
     """The run's position in steps: ``global_step`` of the run, ``epoch`` (from 1), ``epoch_step`` in the epoch.
 
@@ -514,7 +371,7 @@ class TrainerState(TrainingState):
             "epoch": self.epoch,
             "epoch_step": self.epoch_step,
             "steps_per_epoch": self.plan.steps_per_epoch,
-            "gradient_accumulation_steps": self.plan.accumulation,
+            "gradient_accumulation_steps": self.plan.windows.setting,
             "batch_size": self.plan.batch_size,
             "samples_per_epoch": self.plan.samples_per_epoch,
             "epochs": self.plan.lengths(),
@@ -543,27 +400,52 @@ class TrainerState(TrainingState):
     def _plan_of(self, state: dict[str, Any]) -> tuple[StepPlan, int, dict[str, Any]]:
         """The plan that continues ``state``, the steps done by it, and the state by its sizes of batches."""
         plan, step, epochs = self.plan, state["global_step"], state.get("epochs", [])
-        total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
         if _has_sizes_of(plan, state) and plan.has_epochs and epochs:
             # The length of the next epoch is asked when it is opened, perhaps by a callback that changes it.
             if len(epochs) > 1 or state["epoch_step"] == state["steps_per_epoch"]:
                 plan = plan.with_lengths(epochs)
-        elif self._is_elastic and total == plan.batch_size * plan.accumulation and len(epochs) < 2:
+        elif (
+            self._is_elastic and len(epochs) < 2 and _samples_per_update(state) == plan.batch_size * plan.windows.at(0)
+        ):
             step = plan.steps(state["iterations_done"])
-            here = {"gradient_accumulation_steps": plan.accumulation, "steps_per_epoch": plan.steps_per_epoch}
+            here: dict[str, Any] = {
+                "gradient_accumulation_steps": plan.windows.setting,
+                "steps_per_epoch": plan.steps_per_epoch,
+            }
             state = {**state, **here}
         return plan, step, state
 
 
+class PlannedEpochs:
+    """Where the epochs of a run are, by the plan that it has then."""
+
+    def __init__(self, state: TrainerState) -> None:
+        self._state = state
+
+    def at(self, iteration: int) -> int:
+        plan = self._state.plan
+        return plan.epoch_at(plan.steps(iteration))[0]
+
+    def first(self, epoch: int) -> int:
+        plan = self._state.plan
+        return plan.updates(plan.end_of_epoch(epoch))
+
+
 def _has_sizes_of(plan: StepPlan, state: Mapping[str, Any]) -> bool:
     sizes = state["gradient_accumulation_steps"], state.get("batch_size", 0)
-    return sizes == (plan.accumulation, plan.batch_size)
+    return sizes == (plan.windows.setting, plan.batch_size)
+
+
+def _samples_per_update(state: Mapping[str, Any]) -> int:
+    """Those of a checkpoint's run; 0: it had a schedule of them, or they are unknown."""
+    steps = state["gradient_accumulation_steps"]
+    return state.get("batch_size", 0) * steps if isinstance(steps, int) else 0
 
 
 def _faults(state: Mapping[str, Any], plan: StepPlan, step: int) -> list[str]:
     """Why a run of ``plan`` cannot continue ``state``, of which ``step`` steps are done: the first kind of fault."""
-    now = {"steps_per_epoch": plan.steps_per_epoch} if plan.has_epochs else {}
-    now["gradient_accumulation_steps"] = plan.accumulation
+    now: dict[str, Any] = {"steps_per_epoch": plan.steps_per_epoch} if plan.has_epochs else {}
+    now["gradient_accumulation_steps"] = plan.windows.setting
     faults = [f"{name} was {state[name]} and is {value} now" for name, value in now.items() if state[name] != value]
     if faults:
         return [*_causes(state, plan), *faults] if plan.has_epochs else faults

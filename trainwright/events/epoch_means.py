@@ -3,29 +3,48 @@
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Protocol
 
 from trainwright.events.smoothing import HistoryBuffer
 
 
-def epoch_around(iterations_per_epoch: int | Fraction, iteration: int) -> tuple[int, int]:
+class Epochs(Protocol):
+    """Where epochs of different numbers of iterations are. All are counted from 0."""
+
+    def at(self, iteration: int) -> int:
+        """The epoch of an iteration."""
+
+    def first(self, epoch: int) -> int:
+        """The first iteration of an epoch."""
+
+
+# The iterations of each epoch: a fraction, where epochs end within an iteration.
+EpochLength = int | Fraction | Epochs
+
+
+def epoch_around(epochs: EpochLength, iteration: int) -> tuple[int, int]:
     """The first iteration of the epoch of ``iteration``, and that of the next epoch. An epoch may end within one.
 
     >>> epoch_around(5, 4), epoch_around(5, 5), epoch_around(Fraction(5, 2), 2)
     ((0, 5), (5, 10), (0, 3))
     """
-    epoch, first = epoch_at(iterations_per_epoch, iteration)
-    return first, math.ceil((epoch + 1) * iterations_per_epoch)
+    epoch, first = epoch_at(epochs, iteration)
+    return first, first_of_epoch(epochs, epoch + 1)
 
 
-def epoch_at(iterations_per_epoch: int | Fraction, iteration: int) -> tuple[int, int]:
+def epoch_at(epochs: EpochLength, iteration: int) -> tuple[int, int]:
     """The epoch of ``iteration``, from 0, and its first iteration.
 
     >>> epoch_at(5, 4), epoch_at(5, 5), epoch_at(Fraction(5, 2), 3)
     ((0, 0), (1, 5), (1, 3))
     """
-    epoch = int(iteration // iterations_per_epoch)
-    return epoch, math.ceil(epoch * iterations_per_epoch)
+    epoch = int(iteration // epochs) if isinstance(epochs, int | Fraction) else epochs.at(iteration)
+    return epoch, first_of_epoch(epochs, epoch)
+
+
+def first_of_epoch(epochs: EpochLength, epoch: int) -> int:
+    """The first iteration of an epoch."""
+    return math.ceil(epoch * epochs) if isinstance(epochs, int | Fraction) else epochs.first(epoch)
 
 
 class EpochMeans:

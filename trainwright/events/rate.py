@@ -1,15 +1,14 @@
 """Where a run is, how fast it is, and how long the rest takes."""
 
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, Literal, NamedTuple
 
+from trainwright.events.epoch_means import EpochLength, epoch_at, first_of_epoch
 from trainwright.events.phases import aside_s
 
 _RATE_S, _POINTS = 10.0, 20  # the rate is that of the last seconds, or points
@@ -26,7 +25,7 @@ class Position(NamedTuple):
     done: int
     total: int
     start: int = 0
-    per_epoch: int | Fraction | None = None
+    per_epoch: EpochLength | None = None
 
     @property
     def epoch(self) -> int:
@@ -38,14 +37,15 @@ class Position(NamedTuple):
         return self._epoch_of(self.total)
 
     def _epoch_of(self, done: int) -> int:
-        return 1 if self.per_epoch is None else max(0, min(done, self.total) - 1) // self.per_epoch + 1
+        last = max(0, min(done, self.total) - 1)
+        return 1 if self.per_epoch is None else epoch_at(self.per_epoch, last)[0] + 1
 
     @property
     def of_epoch(self) -> tuple[int, int]:
         """Iterations done of the epoch, or of the run if it has no epochs, and their number."""
         if self.per_epoch is None:
             return self.done, self.total
-        first, end = (math.ceil(epoch * self.per_epoch) for epoch in (self.epoch - 1, self.epoch))
+        first, end = (first_of_epoch(self.per_epoch, epoch) for epoch in (self.epoch - 1, self.epoch))
         return self.done - first, min(end, self.total) - first
 
 

@@ -50,7 +50,9 @@ class GraphTrainer(EagerTrainer):
     gives the reason.
     """
 
-    def __init__(self, graph: GraphBase, data_loader: Any, grad_acc_steps: int = 1, **settings: Any) -> None:
+    def __init__(
+        self, graph: GraphBase, data_loader: Any, grad_acc_steps: int | Mapping[int, int] = 1, **settings: Any
+    ) -> None:
         if graph.optimizer is None:
             raise ConfigError("GraphTrainer: the graph has no optimizer; build it with GraphBase(model, optimizer).")
         self.graph = graph
@@ -61,7 +63,7 @@ class GraphTrainer(EagerTrainer):
             self._logs_of,
             self.steps.update,
             graph.optimizer,
-            accumulates=grad_acc_steps > 1,
+            accumulates=self.windows.largest > 1,
             backend=graph.backend,
             batch_size=batch_size_of(data_loader),
             on_compiled=lambda seconds: self.phases.count_compile(seconds),

@@ -29,7 +29,7 @@ class Throughput(HookBase):
     Args:
         parts: the model, or its stages on this process.
         batch: returns the latest batch.
-        num_batches: micro-batches of an iteration.
+        num_batches: returns the micro-batches of the current iteration.
         device: that of the model.
     """
 
@@ -37,13 +37,13 @@ class Throughput(HookBase):
     in_copies = False
 
     def __init__(
-        self, parts: Sequence[nn.Module], batch: Callable[[], Any], num_batches: int, device: torch.device
+        self, parts: Sequence[nn.Module], batch: Callable[[], Any], num_batches: Callable[[], int], device: torch.device
     ) -> None:
         self._parts, self._batch, self._num_batches = parts, batch, num_batches
         self._peak = peak_tflops(device)
         self._counter: Any = FlopCounterMode(display=False)
         self._counting = ExitStack()
-        self._tflop = 0.0  # of an iteration
+        self._tflop, self._num_counted = 0.0, 1  # of the first iteration, and its micro-batches
 
     def before_train(self) -> None:
         self._tflop = 0.0
@@ -54,15 +54,17 @@ class Throughput(HookBase):
     def after_step(self) -> None:
         if self.trainer.iter == self.trainer.start_iter:
             self._counting.close()
+            self._num_counted = self._num_batches()
             return
         seconds, storage = self.trainer.step_seconds, self.trainer.storage
         if self._tflop:
-            storage.put_scalar("tflops", self._tflop / seconds)
+            tflop = self._tflop * self._num_batches() / self._num_counted
+            storage.put_scalar("tflops", tflop / seconds)
             if self._peak is not None:
-                storage.put_scalar("peak_share", self._tflop / seconds / self._peak)
+                storage.put_scalar("peak_share", tflop / seconds / self._peak)
         tokens = (fields(self._batch()) or {}).get("input_ids")
         if isinstance(tokens, torch.Tensor):
-            number = tokens.numel() * self._num_batches * get_averaging_size()
+            number = tokens.numel() * self._num_batches() * get_averaging_size()
             storage.put_scalar("tokens_per_s", number / seconds)
 
     def after_train(self) -> None:

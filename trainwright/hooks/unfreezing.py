@@ -84,7 +84,7 @@ def unfreezing_hook(
     for stage in settings:
         step, names = stage.get("step"), stage["layers"]
         if step is None and steps_per_epoch is None:
-            raise ConfigError("unfreeze: got an epoch, but the length of the training data is unknown. Give a step.")
+            raise ConfigError("unfreeze: got an epoch, but the length of an epoch is unknown, or changes. Give a step.")
         if step is None:
             step = math.ceil(stage["epoch"] * (steps_per_epoch or 0))
         step = math.ceil(step * total_steps) if isinstance(step, float) else step

@@ -19,7 +19,7 @@ from trainwright.base.errors import ConfigError
 from trainwright.config.spec import RunSpec
 from trainwright.config.torch_names import CUSTOM
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.state import steps_of
+from trainwright.engine.step_plan import steps_of
 from trainwright.hooks import HookBase
 from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.optim import schedules as configured

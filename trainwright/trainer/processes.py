@@ -244,7 +244,7 @@ def check_pipeline(pipeline: Pipeline, spec: RunSpec, model: nn.Module, loader: 
             " part of the model. Use tensor parallelism or ZeRO, or set it to False."
         )
     refuse_unseeded_loader(loader, "Trainer.train_dataloader")
-    pipeline.check_length(spec.gradient_accumulation_steps, "TrainingConfig.gradient_accumulation_steps")
+    pipeline.check_length(spec.windows.largest, "TrainingConfig.gradient_accumulation_steps")
 
 
 def warn_unsharded_loader(loader: Any) -> None:

@@ -32,8 +32,9 @@ from trainwright.engine.loss_fn import forward
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.resumed_settings import plain
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.state import StepPlan, TrainerState
+from trainwright.engine.state import PlannedEpochs, TrainerState
 from trainwright.engine.step import Step
+from trainwright.engine.step_plan import StepPlan
 from trainwright.events.formats import CSV_NAME
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers import default_writers
@@ -297,6 +298,9 @@ class PythonRun(TrainerRun):
     def has_passed(self, start: int, every: int) -> bool:
         return self.state.global_step > start and self.state.has_passed(every)
 
+    def samples_of_window(self, batches: int) -> int:
+        return 0
+
     def planned_length(self) -> tuple[int, int | None]:
         return self.state.plan.total_steps, self.state.plan.steps_per_epoch
 
@@ -337,8 +341,8 @@ class PythonRun(TrainerRun):
             return me.has_lines and not me.spec.log_steps and bar_stream() is None
 
         def position() -> tuple[int, int, int, int, int]:
-            plan = state.plan
-            return state.epoch, plan.num_epochs, state.epoch_step, plan.steps_per_epoch, plan.accumulation
+            plan, length = state.plan, state.plan.windows.at(me.trainer.iter)
+            return state.epoch, plan.num_epochs, state.epoch_step, plan.steps_per_epoch, length
 
         return [EpochProgress(shows_progress, position), EpochLines(lambda: me.line_plan(), best)]
 
@@ -353,7 +357,7 @@ class PythonRun(TrainerRun):
         plan, periods = self.state.plan, self.periods
         steps = periods.evaluate or periods.eval_epochs * plan.steps_per_epoch
         period = plan.updates(steps) if self.evaluates else None
-        return line_plan(plan.updates_per_epoch, plan.num_updates, plan.updates(periods.log), eval_period=period)
+        return line_plan(PlannedEpochs(self.state), plan.num_updates, plan.updates(periods.log), eval_period=period)
 
     def more_hooks(self) -> list[HookBase | None]:
         return [CallbackHook(after_end=lambda trainer: trainer.run.finish())]
@@ -432,19 +436,19 @@ class PythonRun(TrainerRun):
             "num_train": len(trainer.train_dataset) if isinstance(trainer.train_dataset, Sized) else None,
             "num_eval": sum(tests),
             "num_left_out": loaders.num_left_out(self.batches.loader),
-            "iterations_per_epoch": self.state.plan.updates_per_epoch,
+            "epochs": self.state.plan.total_steps / self.state.plan.steps_per_epoch,
             "metrics": ", ".join(map(str, getattr(trainer.metrics_handler, "metrics", None) or ())),
             "settings": "" if config.is_by_its_page else config.summary(),
         }
 
     def own_record(self) -> dict[str, Any]:
         trainer, plan = self.trainer, self.state.plan
-        train = trainer.train_dataset
+        train, is_even = trainer.train_dataset, not plan.windows.is_scheduled
         tests = trainer.eval_dataset if isinstance(trainer.eval_dataset, Mapping) else {"eval": trainer.eval_dataset}
         named = {name if name == "eval" else f"eval {name}": one for name, one in tests.items()}
         return {
-            "samples_per_iteration": plan.samples(plan.steps(1)),
-            "iterations_per_epoch": float(plan.updates_per_epoch),
+            "samples_per_iteration": plan.samples(plan.steps(1)) if is_even else None,
+            "iterations_per_epoch": float(plan.updates(plan.steps_per_epoch)) if is_even else None,
             "data": {"train": getattr(self.batches.loader, "dataset", None) if train is None else train} | named,
         }
 
@@ -531,9 +535,9 @@ class PythonRun(TrainerRun):
         return default_writers(
             self.output_dir,
             lambda: me.state.plan.num_updates,  # which changes with the lengths of the epochs
-            batch_size=plan.samples(plan.steps(1)),
+            batch_size=0 if plan.windows.is_scheduled else plan.samples(plan.steps(1)),
             progress_bar=spec.progress_bar and spec.print_steps is None,
-            iterations_per_epoch=plan.updates_per_epoch,
+            iterations_per_epoch=PlannedEpochs(self.state),
             console=spec.print_steps is None,
             table=logs / CSV_NAME,
             tensorboard=None if tensorboard is None else tensorboard["log_dir"] or logs / tensorboard["comment"],
@@ -607,7 +611,7 @@ class PythonRun(TrainerRun):
             self.train_metrics,
             model=self.model,
             set_train_mode=self.trainer.set_train_mode,
-            accumulates=self.spec.gradient_accumulation_steps > 1,
+            accumulates=self.spec.windows.largest > 1,
             is_pipeline=self.placement.pipeline is not None,
         )
 

@@ -22,6 +22,7 @@ from trainwright.base.errors import ConfigError, MissingFileError
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
 from trainwright.config.spec import RunSpec, spec_of_training_config
+from trainwright.config.windows import Windows
 from trainwright.data.sampler import limited
 from trainwright.engine.folder.files import RunFiles
 from trainwright.engine.folder.mirrored import fetch_run, mirror_of
@@ -29,7 +30,8 @@ from trainwright.engine.folder.run_folder import RunFolder, file_names_of
 from trainwright.engine.initial_weights import load_initial_weights
 from trainwright.engine.loaders import is_own_loader, with_length
 from trainwright.engine.logs import log_to_console
-from trainwright.engine.state import StepPlan, TrainerState, steps_of
+from trainwright.engine.state import TrainerState
+from trainwright.engine.step_plan import StepPlan, steps_of
 from trainwright.parallel.data_parallel import launched_rank
 from trainwright.parallel.restarts import is_continued
 from trainwright.trainer.checks import Given
@@ -107,19 +109,21 @@ def check_folder(spec: RunSpec, folder: RunFolder) -> None:
         )
 
 
-def elastic_accumulation(spec: RunSpec, output_dir: Path, batch_size: int) -> int:
+def elastic_accumulation(spec: RunSpec, output_dir: Path, batch_size: int) -> int | dict[int, int]:
     """The batches of an update that keep the samples per update of the checkpoint that an elastic run resumes from.
 
     ``batch_size``: the samples of a batch of all processes together; 0: unknown.
     """
     now = spec.gradient_accumulation_steps
     folder = _resumed_folder(spec, output_dir / spec.checkpoints_dir) if spec.elastic and batch_size else None
-    if folder is None:
+    if folder is None or isinstance(now, dict):
         return now
     candidates = [folder] if is_checkpoint(folder) else resume_candidates(folder) if folder.is_dir() else []
     if not candidates or not (file := candidates[0] / "trainer.json").is_file():
         return now
     state = json.loads(file.read_text(encoding="utf-8"))
+    if isinstance(state["gradient_accumulation_steps"], dict):
+        return now  # which the state refuses
     total = state.get("batch_size", 0) * state["gradient_accumulation_steps"]
     steps, rest = divmod(total, batch_size)
     if rest:
@@ -170,7 +174,7 @@ def plan_of(spec: RunSpec, loader: Any) -> tuple[Any, StepPlan]:
         )  # fmt: skip
     plan = StepPlan(
         steps_per_epoch=steps_per_epoch,
-        accumulation=spec.gradient_accumulation_steps,
+        windows=Windows.of(spec.gradient_accumulation_steps),
         num_epochs=spec.num_epochs,
         max_steps=max_steps,
         batch_size=batch_size,

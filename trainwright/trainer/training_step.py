@@ -19,9 +19,9 @@ from trainwright.engine import loaders
 from trainwright.engine.loss_fn import Loss, LossSource, add_notes, contract_for, refused_batch, used_loss
 from trainwright.engine.pipeline_step import refuse_own_step
 from trainwright.engine.run import TrainerRun
-from trainwright.engine.state import StepPlan
 from trainwright.engine.step import Step
 from trainwright.engine.step_builder import StepBuilder
+from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.update import Update, in_turn
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.models.outputs import named_outputs, predictions_of
@@ -136,7 +136,7 @@ class TrainingStep:
             lambda: self._run.batches,
             sync=placement.sync,
             pipeline=placement.pipeline,
-            accumulates=spec.gradient_accumulation_steps > 1,
+            accumulates=spec.windows.largest > 1,
             explain=partial(add_notes, model=self.model),
             find_unused_setting="TrainingConfig.find_unused_parameters",
             recompute=lambda batch: self._overrides.of("training_step", self.training_step)(batch),
@@ -181,7 +181,7 @@ class TrainingStep:
     def _changeable(self) -> dict[str, Any]:
         """The settings of an update that may be changed between two trainings."""
         run, spec = self._run, self._run.spec
-        steps_within = spec.lr_scheduling_steps is not None and spec.gradient_accumulation_steps > 1
+        steps_within = spec.lr_scheduling_steps is not None and spec.windows.largest > 1
         return {
             "max_norm": spec.max_grad_norm,
             "max_value": spec.clip_grad_value,
@@ -228,7 +228,7 @@ class TrainingStep:
             self.placement.model,
             self._train_first,
             finish=self.update.finish,
-            length=self._begin_update if self._state.plan.accumulation == 1 else self._begin_window,
+            length=self._begin_update if self._state.plan.windows.largest == 1 else self._begin_window,
             keep=metrics.of_logs,
             phases=run.trainer.phases,
             begin_batch=self._begin_batch,
@@ -459,7 +459,7 @@ class TrainingStep:
             logs_of,
             self.update,
             run.optimizer,
-            accumulates=spec.gradient_accumulation_steps > 1,
+            accumulates=spec.windows.largest > 1,
             backend=spec.graph_backend,
             names=names,
             batch_size=graph.batch_size_of(run.batches.loader),

@@ -63,7 +63,7 @@ VALUES: dict[str, list[Any]] = {name: [not field.default] for name, field in FIE
     "weight_decay": [0.0, 0.01],
     "max_grad_norm": [None, 1.0],
     "clip_grad_value": [None],
-    "gradient_accumulation_steps": [1, 4],
+    "gradient_accumulation_steps": [1, 4, {0: 1, 1000: 4}],
     "mixed_precision": [None, "no", "fp16", True],
     "lr_scheduler": [None],
     "lr_scheduler_kwargs": [None],

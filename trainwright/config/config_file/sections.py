@@ -16,12 +16,16 @@ from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
 from trainwright.config.lazy.overrides import resolve_aliases
 from trainwright.config.lazy.provenance import TARGET, are_several, is_set, put, raw_children, value_at
+from trainwright.config.windows import Windows
+
+_ALONE = Windows.of(1)
 
 
-def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tuple[int, int, int]:
+def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tuple[int, int | None, Any]:
     """``(train_micro_batch_size, global_batch_size, num_accumulation_steps)``, computed from the given ones.
 
-    ``global = micro * accumulation * data_parallel_size`` holds for the result.
+    ``global = micro * accumulation * data_parallel_size`` holds for the result. With a schedule of the accumulation
+    there is no global batch size.
     """
     names = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
     micro, total, accumulation = (try_get_key(train, name) for name in names)
@@ -30,7 +34,13 @@ def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tu
     if micro is None and total is None:
         raise ConfigError(f"train: give train_micro_batch_size or global_batch_size ({given}).")
 
-    if micro is None:
+    if isinstance(accumulation, Mapping):
+        if micro is None or total is not None:
+            raise ConfigError(
+                "train.num_accumulation_steps: a schedule changes the samples of an update; give it with"
+                f" train_micro_batch_size, without global_batch_size ({given})."
+            )
+    elif micro is None:
         accumulation = accumulation or 1
         micro = _divide(total, accumulation * data_parallel_size, "num_accumulation_steps * data-parallel size", given)
     elif total is None:
@@ -46,10 +56,12 @@ def resolve_batch_sizes(train: Mapping[str, Any], data_parallel_size: int) -> tu
     return micro, total, accumulation
 
 
-def total_iterations(train: Mapping[str, Any], dataset_length: int | None, global_batch_size: int) -> int:
+def total_iterations(
+    train: Mapping[str, Any], dataset_length: int | None, batch: int, windows: Windows = _ALONE
+) -> int:
     """The number of iterations of a run: the larger of ``train_iter`` and ``train_epoch`` epochs."""
     train_iter, train_epoch = try_get_key(train, "train_iter", default=0), try_get_key(train, "train_epoch", default=0)
-    total = max(train_iter or 0, iterations_of_epochs(train, dataset_length, global_batch_size))
+    total = max(train_iter or 0, iterations_of_epochs(train, dataset_length, batch, windows))
     if total < 1:
         raise ConfigError(
             f"train: nothing to do with train_iter={train_iter} and train_epoch={train_epoch}"
@@ -58,11 +70,14 @@ def total_iterations(train: Mapping[str, Any], dataset_length: int | None, globa
     return int(total)
 
 
-def iterations_of_epochs(train: Mapping[str, Any], dataset_length: int | None, global_batch_size: int) -> int:
+def iterations_of_epochs(
+    train: Mapping[str, Any], dataset_length: int | None, batch: int, windows: Windows = _ALONE
+) -> int:
     """The number of iterations of ``train_epoch`` epochs, or 0.
 
     An epoch has ``iter_per_epoch`` iterations if this is set; else epochs are counted in samples, so that only the last
-    global batch of the run is rounded up. ``dataset_length`` is None for data of unknown length.
+    global batch of the run is rounded up. ``dataset_length`` is None for data of unknown length. An iteration has
+    ``windows`` of batches, each of ``batch`` samples of all processes together.
     """
     train_epoch = try_get_key(train, "train_epoch", default=0)
     iter_per_epoch = try_get_key(train, "iter_per_epoch")
@@ -76,7 +91,7 @@ def iterations_of_epochs(train: Mapping[str, Any], dataset_length: int | None, g
             f"train.train_epoch: got {train_epoch}, but the length of the training data is unknown. "
             "Give train.iter_per_epoch, or train.train_iter with train_epoch=0."
         )
-    return math.ceil(exact(train_epoch) * dataset_length / global_batch_size)
+    return windows.updates(exact(train_epoch) * dataset_length / batch)
 
 
 def warmup_iterations(train_iter: int, warmup_ratio: float) -> int:

@@ -1,10 +1,10 @@
 """Where metrics go: files, TensorBoard, the log, the terminal; and the default writers of a run."""
 
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from trainwright.events.epoch_means import EpochLength
 from trainwright.events.formats import LOSSES_NAME, METRICS_NAME
 from trainwright.events.writers.base import EventWriter, SafeWriter
 from trainwright.events.writers.console import ConsoleWriter
@@ -26,7 +26,7 @@ def default_writers(
     tensorboard_aliases: Mapping[str, str] | None = None,
     trackers: Mapping[str, Any] | None = None,
     settings: Mapping[str, Any] | None = None,
-    iterations_per_epoch: int | Fraction | None = None,
+    iterations_per_epoch: EpochLength | None = None,
 ) -> list[EventWriter]:
     """A progress bar on a terminal, log lines; ``metrics.json``, ``losses.csv`` and TensorBoard events in ``folder``.
 

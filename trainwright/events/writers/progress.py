@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trainwright.base.notebook import at_end_of_cell, is_kernel
 from trainwright.base.stacks import stack_of
 from trainwright.base.terminal import fitted, guarded, is_terminal, printable, shows_live_text
+from trainwright.events.epoch_means import EpochLength
 from trainwright.events.phases import activities
 from trainwright.events.rate import Position, Rate, clock, speed, throughput
 from trainwright.events.storage import EventStorage, get_event_storage
@@ -271,7 +271,7 @@ class ProgressWriter(EventWriter):
         batch_size: int | None = None,
         window_size: int = 20,
         file: TextIO | None = None,
-        iterations_per_epoch: int | Fraction | None = None,
+        iterations_per_epoch: EpochLength | None = None,
     ) -> None:
         self._length, self._per_epoch = max_iter if callable(max_iter) else lambda: max_iter, iterations_per_epoch
         self._batch_size = batch_size

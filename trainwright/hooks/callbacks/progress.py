@@ -12,7 +12,7 @@ from typing import Any, Literal
 from trainwright.base.dist import is_main_process
 from trainwright.base.notebook import is_kernel
 from trainwright.base.terminal import print_line
-from trainwright.events.epoch_means import epoch_around
+from trainwright.events.epoch_means import EpochLength, epoch_around, epoch_at, first_of_epoch
 from trainwright.events.rate import Position, clock
 from trainwright.events.writers.progress import LiveBar, bar_stream, live_bars, shown_values
 from trainwright.hooks.base import HookBase, has_failed
@@ -139,7 +139,7 @@ class LinePlan:
         unit: what the lines are numbered by.
     """
 
-    iterations_per_epoch: int | Fraction
+    iterations_per_epoch: EpochLength
     every: int = 1
     reads: bool = True
     log_period: int = 0
@@ -178,7 +178,7 @@ class EpochLines(HookBase):
         called = self.trainer.called_hooks
         if called is not None and type(self).__name__ not in called:
             done -= 1  # the line of the last iteration may be due
-        self._last = math.ceil(done // self._per_epoch * self._per_epoch)  # of a resumed epoch all values
+        self._last = epoch_at(self._per_epoch, done)[1]  # of a resumed epoch all values
         self._plan_next(done)
 
     def after_step(self) -> None:
@@ -195,8 +195,8 @@ class EpochLines(HookBase):
             self._log(reads=True)  # with the final evaluation
 
     def _plan_next(self, done: int) -> None:
-        period = self._per_epoch * self._lines.every
-        self._next = math.ceil((done // period + 1) * period)
+        epoch, every = epoch_at(self._per_epoch, done)[0], self._lines.every
+        self._next = first_of_epoch(self._per_epoch, (epoch // every + 1) * every)
         if self._next >= self.trainer.max_iter:
             self._next = sys.maxsize  # after_train logs the last epoch
 
@@ -235,21 +235,23 @@ class EpochLines(HookBase):
 
 
 def line_plan(
-    iterations_per_epoch: int | Fraction | None, max_iter: int, log_period: int, *, eval_period: int | None = None
+    iterations_per_epoch: EpochLength | None, max_iter: int, log_period: int, *, eval_period: int | None = None
 ) -> LinePlan | None:
     """The lines of a run of several epochs; None for one epoch.
 
     At most one line per ``log_period`` iterations (0: any), or per evaluation where those are more frequent. The table
     of a notebook has all epochs, and of one epoch the evaluations.
     """
-    if not iterations_per_epoch or iterations_per_epoch >= max_iter:
+    epochs = iterations_per_epoch or max_iter
+    length = epochs if isinstance(epochs, int | Fraction) else first_of_epoch(epochs, 1)
+    if length >= max_iter:
         if not is_kernel() or not eval_period or eval_period >= max_iter:
             return None
         return LinePlan(eval_period, unit="iteration")
     period = 0 if is_kernel() else min(log_period, eval_period or log_period)
-    every = max(1, math.ceil(period / iterations_per_epoch))
+    every = max(1, math.ceil(period / length))
     reads = not period or bool(eval_period)
-    return LinePlan(iterations_per_epoch, every=every, reads=reads, log_period=log_period)
+    return LinePlan(epochs, every=every, reads=reads, log_period=log_period)
 
 
 class EpochProgress(HookBase):

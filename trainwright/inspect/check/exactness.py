@@ -49,7 +49,7 @@ def check_loss_scale(setup: SetUp) -> Finding:
     ratios = [loss / one for loss, one in zip(losses, references, strict=False) if one]
     if len(ratios) == len(losses) > 1 and max(ratios) - min(ratios) < 0.01 * abs(ratios[0]):
         values["factor"] = factor = ratios[0]
-        steps = setup.run.spec.gradient_accumulation_steps
+        steps = setup.run.spec.windows.largest
         is_divided = steps > 1 and abs(factor * steps - 1) < 0.02
         if is_divided or not 0.1 < factor < 10:
             fix = "Remove the division: the trainer divides by the number of accumulated batches itself."
@@ -148,10 +148,10 @@ def _is_sigmoid(pair: tuple[Tensor, Tensor]) -> bool:
 
 def check_accumulation(setup: SetUp) -> Finding:
     """The accumulated gradient of several batches is the gradient of one batch with all their samples."""
-    steps = setup.run.spec.gradient_accumulation_steps
+    steps = setup.run.spec.windows.largest
     if steps == 1:
         raise Skipped("no gradients are accumulated")
-    new = setup.make()
+    new = setup.make(gradient_accumulation_steps=steps)
     if any(isinstance(one, nn.modules.batchnorm._BatchNorm) and one.training for one in new.model.modules()):
         raise Skipped("batch normalization uses the statistics of each small batch")
     batches = new.run.batches.first(steps)

@@ -6,6 +6,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -113,10 +114,12 @@ def _needed(copies: Copies, size: int) -> int:
     return bytes_of(new)[1] + sum(saved)
 
 
-def _settings(copies: Copies, size: int) -> dict[str, int]:
+def _settings(copies: Copies, size: int) -> dict[str, Any]:
     if not size:
         return {}
     spec = copies.run.spec
-    total = spec.batch_size * spec.gradient_accumulation_steps
+    total = spec.batch_size * spec.windows.at(0)
     steps = -(-total // size)
-    return spec.batch_settings(-(-total // steps) if steps > 1 else size, steps)
+    if steps > 1 and not spec.windows.is_scheduled:
+        size = -(-total // steps)
+    return spec.batch_settings(size, spec.windows.scaled(lambda length: -(-spec.batch_size * length // size)))
