@@ -199,6 +199,17 @@ def test_a_wrong_metric_ends_the_search_with_its_first_run_which_then_counts(pro
     assert [num_starts(folder / f"trial_00{n}") for n in (0, 1)] == [1, 1]
 
 
+def test_a_run_that_is_killed_is_in_the_table_and_no_secret_is_in_the_record(project: Path, train: Callable) -> None:
+    (project / "net.py").write_text(
+        NET.replace("import os", "import os, signal").replace("raise ValueError", "os.kill(os.getpid(), 9) or print")
+    )
+    done = train("config.py", "model.width=13,4", "-m", "+own.api_key=hidden123", cwd=project, code=1)
+    assert "width=13  failed: ended by SIGKILL" in done.stdout
+    folder = project / "output" / "sweep_width"
+    assert table(folder)["width=4"]["state"] == "finished"
+    assert not [file for file in folder.rglob("*") if file.is_file() and b"hidden123" in file.read_bytes()]
+
+
 def test_a_script_with_a_trainer_of_its_own_sweeps_too(project: Path, run_python: Callable) -> None:
     (project / "run.py").write_text(
         "import sys\nfrom trainwright import DefaultTrainer\nfrom trainwright.cli.train import main\n"

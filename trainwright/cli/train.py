@@ -47,7 +47,13 @@ def parser(prog: str | None = "trainwright train") -> argparse.ArgumentParser:
     if prog is not None:
         parser.usage = f"{prog} CONFIG [--resume] [--eval-only] [--fast-dev-run] [--sweep] [key=value ...]"
     add = parser.add_argument_group("several runs").add_argument
-    add("--sweep", action="store_true", help="a run for each combination of values: optim.lr=0.1,0.01 --sweep")
+    add(
+        "--sweep",
+        "-m",
+        "--multirun",
+        action="store_true",
+        help="a run for each combination of values: optim.lr=0.1,0.01 --sweep",
+    )
     text = "a search: N runs whose values are drawn: optim.lr=log(1e-4,1e-1); needs --metric"
     add("--trials", type=whole_number(1), metavar="N", help=text)
     add("--jobs", type=whole_number(1), metavar="N", help="how many of the runs train at a time (default: 1)")

@@ -4,7 +4,6 @@ import argparse
 import copy
 import json
 import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,7 +32,7 @@ from trainwright.inspect.report.text import cell, counted, duration, shown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-DONE, FAILED, INTERRUPTED, TERMINATED = 0, 1, 130, 143
+DONE, FAILED = 0, 1
 RECORD = "sweep.json"  # in the folder of the sweep: what its runs have in common
 _KEPT = ("finished", "running")
 
@@ -41,7 +40,7 @@ _KEPT = ("finished", "running")
 class Sweep:
     """A run for each combination of values. ``command`` trains one. Everything is checked before the first begins.
 
-    ``code`` is the exit code. 0: all runs are complete. 1: some are not. 130, 143: stopped by SIGINT or SIGTERM.
+    ``code`` is the exit code. 0: all runs are complete. 1: some are not. 128 + n: stopped by signal n.
     """
 
     def __init__(self, args: argparse.Namespace, command: Sequence[str]) -> None:
@@ -90,7 +89,7 @@ class Sweep:
 
     def _new_record(self, base: "DictConfig") -> dict[str, Any]:
         from trainwright.config.lazy.serialization import to_plain
-        from trainwright.config.secrets import without_secrets
+        from trainwright.config.secrets import redact_command, without_secrets
 
         swept = [key.lstrip("+") for key in self._values.keys]
         settings = {
@@ -98,7 +97,7 @@ class Sweep:
             for key, value in flat(without_secrets(to_plain(base)[0])[0])
             if not any(f"{key}.".startswith(f"{one}.") for one in [*swept, "train.output_dir"])
         }
-        record: dict[str, Any] = {"config": self._args.config_file, "overrides": list(self._values.fixed)}
+        record: dict[str, Any] = {"config": self._args.config_file, "overrides": redact_command(self._values.fixed)}
         record |= {"values": {key: list(texts) for key, texts in self._values.choices.items()}}
         if self._args.trials:
             ranges = {key: str(range_) for key, range_ in self._values.ranges.items()}
@@ -230,7 +229,7 @@ class Sweep:
         print_line(f"Table: {self._folder / TABLE}")
         if received:
             print_line("Stopped; the same command continues.")
-            return TERMINATED if received[0] == signal.SIGTERM else INTERRUPTED
+            return 128 + received[0]
         write_report(self._folder, [one.run.name for one in ordered])
         if all(one.state == "finished" for one in results):
             return DONE

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, some at a time. SIGINT and SIGTERM are passed on to them, and each saves."""
+"""Runs in processes of their own, some at a time. Signals are passed on; after SIGINT and SIGTERM a run saves."""
 
 import os
 import signal
@@ -15,6 +15,7 @@ from typing import Any
 from trainwright.base.signal_handlers import restore_handler, set_handler
 
 OUTPUT = "console.txt"  # in the folder of a run: what it prints
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 _LOOK_S = 0.1
 _IS_POSIX = os.name == "posix"
 
@@ -41,7 +42,7 @@ class Processes:
 
     def __enter__(self) -> "Processes":
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in SIGNALS:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     set_handler(number, self._on_signal)
                     self._handled.append(number)

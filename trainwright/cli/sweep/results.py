@@ -4,6 +4,7 @@ import csv
 import io
 import math
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from trainwright.base.errors import ConfigError, UserError, did_you_mean
 from trainwright.base.files import atomic_write
 from trainwright.base.terminal import is_terminal, print_line
 from trainwright.cli.run_folder import Run, read_run
-from trainwright.cli.sweep.processes import OUTPUT
+from trainwright.cli.sweep.processes import OUTPUT, SIGNALS
 from trainwright.cli.sweep.source import PlannedRun
 from trainwright.cli.sweep.values import short_keys
 from trainwright.events.formats import METRICS_NAME, read_tail
@@ -21,7 +22,7 @@ from trainwright.inspect.report.text import cell, duration, shown, table
 
 TABLE, REPORT = "sweep.csv", "report.html"  # in the folder of the sweep
 NOT_STARTED = "not started"
-_ENDED_BY_SIGNAL = (130, 143, -2, -15)
+_STOPPED = [code for number in SIGNALS for code in (-number, 128 + number)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +53,14 @@ def read_result(
     if code is None:
         if facts.started is None and state == "interrupted":  # it has ended before it was a run
             state = NOT_STARTED
-    elif code in _ENDED_BY_SIGNAL:
+    elif code in _STOPPED:
         state = "interrupted"
     elif code:
         state = "failed"
     found = facts.metric, facts.best, facts.is_higher_better
     if metric is not None:
         found = metric, best_value(folder, metric, direction) if state == "finished" else None, direction == "maximize"
-    error = _error(folder) if state == "failed" else ""
+    error = _error(folder, code) if state == "failed" else ""
     return Result(run, state, *found, loss=facts.loss, seconds=facts.seconds, error=error)
 
 
@@ -74,8 +75,11 @@ def best_value(folder: Path, metric: str, direction: str | None) -> float | None
     return None if not len(values) else float(values.min() if direction == "minimize" else values.max())
 
 
-def _error(folder: Path) -> str:
+def _error(folder: Path, code: int | None) -> str:
     """The line of a failed run's output that names its error: the last, or that of the command."""
+    if code is not None and code < 0:
+        name = signal.Signals(-code).name
+        return f"ended by {name}" + (", often the system's, out of memory" if name == "SIGKILL" else "")
     lines = [line.rstrip() for line in read_tail(folder / OUTPUT).splitlines() if line.strip()]
     named = [line.removeprefix("trainwright: ") for line in lines if line.startswith("trainwright: ")]
     return shown((named or lines or ["no output"])[-1].strip())
