@@ -1,3 +1,4 @@
+import json
 import logging
 import os
 from functools import partial
@@ -319,3 +320,13 @@ def test_the_other_modules_of_such_a_model_are_checked_as_usual(tmp_path):
     other = nn.Sequential(nn.Linear(2, 3), Bank())
     with pytest.raises(CheckpointError, match=r"0\.weight: shape \(2, 2\) there, \(3, 2\) in the model"):
         Checkpointer(other).load(tmp_path / "a")
+
+
+def test_a_file_of_weights_that_is_missing_is_named_with_the_list(tmp_path):
+    model, index = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), tmp_path / "model.safetensors.index.json"
+    names = {name: f"model-0000{1 + (name[0] == '1')}-of-00002.safetensors" for name in model.state_dict()}
+    first = {name: value for name, value in model.state_dict().items() if name[0] == "0"}
+    save_file(first, tmp_path / names["0.weight"])
+    index.write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(MissingFileError, match=r"index\.json: 1 of the 2 files .* model-00002-of-00002\.safetensors"):
+        Checkpointer(model).load(tmp_path, [])

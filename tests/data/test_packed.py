@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import IterableDataset
@@ -134,3 +135,11 @@ def test_rows_end() -> None:
     assert torch.equal(rows[-1]["input_ids"], rows[1]["input_ids"])
     with pytest.raises(IndexError):
         rows[2]
+
+
+@pytest.mark.parametrize("index", [slice(0, 1), [0, 1], "first"])
+def test_rows_are_read_one_by_one(index: Any) -> None:
+    rows = PackedDataset([{"input_ids": torch.arange(5)} for _ in range(6)], 16)
+    with pytest.raises(ConfigTypeError, match=r"index .*one by one.*Subset"):
+        rows[index]
+    assert rows[np.int64(0)].keys() == rows[0].keys() == rows[torch.tensor(0)].keys()

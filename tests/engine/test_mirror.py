@@ -21,6 +21,8 @@ from tests.toys import trained as train
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.mirror_store import Store
+from trainwright.data import ColumnDataset, build_image_train_loader
+from trainwright.engine import TrainingLoop
 from trainwright.hooks import CallbackHook
 
 STEPS = 12
@@ -204,3 +206,29 @@ def test_sigterm_waits_for_the_copy_and_says_so(
         trainer.train()
     assert re.search(r"waiting until .* \(0.0 MB\) is copied to file://", caplog.text)
     assert BOTH[api](tmp_path / "again", url, resumes=True).start_iter == 5
+
+
+def test_a_loop_of_the_users_own_continues_from_its_mirror_exactly(tmp_path: Path) -> None:
+    def run(folder: str, max_iter: int, mirror: Path | None) -> tuple[int, nn.Module]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        inputs = torch.randn(32, 4, generator=torch.Generator().manual_seed(1))
+        loader, _, _ = build_image_train_loader(ColumnDataset(inputs=inputs), 8, num_workers=0)
+        url = None if mirror is None else mirror.as_uri()
+        loop = TrainingLoop(
+            model, optimizer, loader, max_iter=max_iter, output_dir=tmp_path / folder, save_period=2, mirror=url
+        )
+        start = loop.start_iter
+        for batch in loop:
+            model(batch["inputs"]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return start, model
+
+    mirror = tmp_path / "mirror"
+    mirror.mkdir()
+    assert run("first", 6, mirror)[0] == 0
+    start, model = run("second", 10, mirror)
+    assert start == 6
+    assert_equal_weights(model, run("whole", 10, None)[1])

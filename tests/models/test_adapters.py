@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.ranks import on_ranks
+from tests.toys import quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.checkpoint import CheckpointError, verify
 from trainwright.data import ColumnDataset, build_image_train_loader
@@ -219,3 +220,28 @@ def test_adapters_of_a_sharded_model_are_complete(tmp_path: Path) -> None:
     assert found.keys() == weights.keys()
     for name, value in weights.items():
         assert torch.equal(found[name], value)
+
+
+class WithOwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.layer(inputs).tanh())
+        return scores
+
+    def compute_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(logits, labels)
+
+
+def test_adapters_of_a_model_with_its_own_loss_get_the_fields_of_its_forward(tmp_path: Path) -> None:
+    model = peft.get_peft_model(WithOwnLoss(), peft.LoraConfig(target_modules=["layer"], r=2))
+    inputs = torch.randn(16, 4, generator=torch.Generator().manual_seed(0))
+    data = ColumnDataset(inputs=inputs, labels=(inputs[:, 0] > 0).long())
+    config = quiet(tmp_path, num_epochs=2, batch_size=4, learning_rate=0.1)
+    trainer = Trainer(model, config, data, data)
+    results = trainer.train()
+    assert 0 <= results["accuracy"] <= 1
+    assert trainer.predict(data).shape == (16, 2)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
 
 from tests.parallel.test_tensor import gpt, of_transformers
 from tests.ranks import on_ranks
-from tests.toys import Samples, file_config
+from tests.toys import Samples, file_config, quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
 from trainwright.config import LazyCall
@@ -205,3 +206,22 @@ def test_what_is_refused() -> None:
         Muon(Net().parameters())
     with pytest.raises(ConfigError, match=r"Muon has no argument 'adamv'\. Did you mean 'adamw'"):
         TrainingConfig(output_dir="run", optimizer={"name_": "Muon", "adamv": {}})
+
+
+def test_a_resume_with_another_rate_says_which_one_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def trainer(rate: float, adamw_rate: float, *, resume: bool) -> Trainer:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+        optimizer = {"name_": "Muon", "adamw": {"lr": adamw_rate}}
+        config = quiet(
+            tmp_path, batch_size=8, num_epochs=2, optimizer=optimizer, learning_rate=rate, metrics=None,
+            max_steps=None if resume else 2, resume_from_checkpoint=resume,
+        )  # fmt: skip
+        data = torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+        return Trainer(model, config, TensorDataset(data, (data[:, 0] > 0).long()))
+
+    trainer(0.02, 0.001, resume=False).train()
+    with caplog.at_level(logging.WARNING, "trainwright"):
+        trainer(0.02, 0.005, resume=True).train()
+    lines = [line for line in caplog.text.splitlines() if line.strip().startswith("optimizer.")]
+    assert [line.split()[:3] for line in lines if ".lr" in line] == [["optimizer.adamw.lr", "0.001", "0.005"]]

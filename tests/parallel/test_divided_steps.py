@@ -205,3 +205,20 @@ def test_an_optimizer_without_a_rate_is_refused_by_name(tmp_path: Path) -> None:
     for schedule in (None, "linear"):
         with pytest.raises(ConfigError, match=r"Adafactor has no learning rate \(lr=None\)"):
             Trainer(model, quiet(tmp_path, lr_scheduler_type=schedule), data, optimizer=optimizer).train()
+
+
+def second_order_optimizer(folder: Path) -> str:
+    import timm.optim
+
+    model = build_model()
+    settings = {"num_epochs": 1, "batch_size": 4, "metrics": None, "save_enabled": False, "zero_stage": 2}
+    try:
+        Trainer(model, quiet(folder, **settings), points(), optimizer=timm.optim.Adahessian(model.parameters()))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_an_optimizer_that_differentiates_gradients_is_refused_by_name(tmp_path: Path) -> None:
+    for message in on_ranks(second_order_optimizer, tmp_path):
+        assert re.search(r"Adahessian .*its step cannot update parameters that ZeRO.*differentiates gradients", message)

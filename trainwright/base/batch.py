@@ -82,9 +82,17 @@ def arguments(batch: Any, names: Collection[str] | None = None) -> tuple[tuple[A
 
 
 def parameter_names(function: Callable[..., Any]) -> Collection[str] | None:
-    """The names of the arguments that a function takes; None: any name."""
+    """The names of the arguments that a function takes; None: any name.
+
+    Of the forward of a peft model, which passes on what it gets, those of its base model.
+    """
     parameters = inspect.signature(function).parameters
-    return None if any(one.kind is one.VAR_KEYWORD for one in parameters.values()) else parameters
+    kinds = {one.kind for one in parameters.values()}
+    if inspect.Parameter.VAR_KEYWORD not in kinds:
+        return parameters
+    base = getattr(getattr(function, "__self__", None), "get_base_model", None)
+    is_passed_on = kinds == {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return parameter_names(base().forward) if base is not None and is_passed_on else None
 
 
 def write_forward_help(error: TypeError, model: Any, batch: Any, shown: list[str] | None = None) -> None:

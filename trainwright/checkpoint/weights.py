@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from trainwright._torch_compat.self_loading import self_loading_modules
 from trainwright._torch_compat.tensor_chunks import local_of
 from trainwright.base.dist import TIED_COPY
+from trainwright.base.errors import MissingFileError
 from trainwright.base.files import irregular
 from trainwright.checkpoint.conversion import converted
 from trainwright.checkpoint.errors import CheckpointError, PartialWeightsError
@@ -109,6 +110,11 @@ def _listed_files(index: Path) -> list[str]:
     for name in names:
         if not isinstance(name, str) or Path(name).name != name:
             raise CheckpointError(f"{index}: {name!r} must be the name of a file in the same folder.")
+    if missing := [name for name in names if not index.with_name(name).is_file()]:
+        raise MissingFileError(
+            f"{index}: {len(missing)} of the {len(names)} files that it lists are missing in the folder:"
+            f" {', '.join(missing[:3])}{' …' * (len(missing) > 3)}. Copy or download them again."
+        )
     return names
 
 

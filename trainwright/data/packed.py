@@ -3,6 +3,7 @@
 N texts, R rows, L tokens of a row.
 """
 
+import operator
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from typing import Any
@@ -86,6 +87,13 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
         return f"PackedDataset({len(self)} rows of {self.length} tokens, {share:.1%} of them of texts)"
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        try:
+            index = operator.index(index)
+        except TypeError as error:
+            raise ConfigTypeError(
+                f"PackedDataset: got the index {index!r}; rows are read one by one, by whole numbers. For several:"
+                " torch.utils.data.Subset(data, range(8))."
+            ) from error
         if not -len(self) <= index < len(self):
             raise IndexError(f"PackedDataset: row {index} of {len(self)}")
         row = index % len(self)

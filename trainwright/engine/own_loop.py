@@ -39,6 +39,8 @@ class TrainingLoop(TrainerBase):
         model: may be in a DistributedDataParallel.
         data_loader: one of ours, which is set to its position; another one, see ``docs/data.md``.
         save_period, log_period: iterations between two checkpoints, and between two rows of metrics.
+        mirror: a URL of fsspec, as ``checkpoint_mirror`` of a ``Trainer``: checkpoints are copied there, and a loop
+            without a checkpoint in ``output_dir`` continues from there. Metrics files are not.
         hooks: further hooks, called before those that save and write.
         prepare_batch: applied to each item of the loader; by default its tensors are moved to the model's device.
         states: further objects with ``state_dict`` and ``load_state_dict``, by name: ``lr_scheduler=…``,
@@ -56,6 +58,7 @@ class TrainingLoop(TrainerBase):
         save_period: int = 1000,
         log_period: int = 20,
         max_to_keep: int | None = None,
+        mirror: str | None = None,
         hooks: Iterable[HookBase] = (),
         prepare_batch: Callable[[Any], Any] | None = None,
         **states: Any,
@@ -78,7 +81,7 @@ class TrainingLoop(TrainerBase):
         self.samples_per_iter = size * get_data_parallel_size()
         self._state = TrainingState(self)
         parts = self._state.with_parts(optimizer, states.pop("lr_scheduler", None), states.pop("grad_scaler", None))
-        self.checkpointer = Checkpointer(self.model, output_dir, **parts, **states)
+        self.checkpointer = Checkpointer(self.model, output_dir, mirror=mirror, **parts, **states)
         self.checkpointer.resume_or_load("", resume=True)
         self.register_hooks([IterationTimer(), *hooks])
         self.register_hooks([PeriodicCheckpointer(self.checkpointer, save_period, max_to_keep=max_to_keep)])

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trainwright.base.dist import is_main_process
 from trainwright.config.secrets import MISSING
+from trainwright.optim.muon import IS_HIDDEN
 from trainwright.optim.named import CLIPPING
 
 logger = logging.getLogger("trainwright.engine")
@@ -23,7 +24,7 @@ _ORDER = f"{TAKEN}: the order of samples differs, and some of this epoch may rep
 _MAX_SHOWN = 80  # characters of a value
 
 # Of a group: the parameters and their names, the current rate, and what has no effect on the result of a step.
-_NOT_OPTIONS = {"params", "param_names", "initial_lr", "fused", "foreach", "capturable", "differentiable"}
+_NOT_OPTIONS = {"params", "param_names", "initial_lr", "fused", "foreach", "capturable", "differentiable", IS_HIDDEN}
 _POSITION = {"base_lrs", "last_epoch", "lr_lambdas", "best", "num_bad_epochs", "cooldown_counter"}  # of a schedule
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -39,17 +40,26 @@ def options_of(name: str, part: Any) -> dict[str, Any]:
     >>> options["optimizer.lr"], options["optimizer.momentum"]
     (0.5, 0.9)
     """
+    groups = getattr(part, "param_groups", None)
+    if groups and all(IS_HIDDEN in group for group in groups):  # of Muon and of AdamW, with rates of their own
+        kinds = (("muon", True), ("adamw", False))
+        each = [(f"{name}.{kind}", [one for one in groups if one[IS_HIDDEN] is hidden]) for kind, hidden in kinds]
+        return {option: value for kind, some in each for option, value in _of_groups(kind, some).items()}
+    if groups:
+        return _of_groups(name, groups)
+    state = part.state_dict() if hasattr(part, "step") else {}
+    kept = {key: value for key, value in state.items() if key not in _POSITION and not key.startswith("_")}
+    return {f"{name}.{option}": plain(value) for option, value in kept.items() if _is_plain(value)}
+
+
+def _of_groups(name: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    if groups := getattr(part, "param_groups", None):
-        for option in dict.fromkeys(option for group in groups for option in group if _is_option(option)):
-            read = "initial_lr" if option == "lr" and all("initial_lr" in group for group in groups) else option
-            values = [plain(group.get(read)) for group in groups]
-            distinct = sorted((one for place, one in enumerate(values) if one not in values[:place]), key=repr)
-            found[option] = distinct[0] if len(distinct) == 1 else distinct
-    elif hasattr(part, "step"):
-        state = {key: value for key, value in part.state_dict().items() if key not in _POSITION}
-        found = {key: plain(value) for key, value in state.items() if not key.startswith("_") and _is_plain(value)}
-    return {f"{name}.{option}": value for option, value in found.items()}
+    for option in dict.fromkeys(option for group in groups for option in group if _is_option(option)):
+        read = "initial_lr" if option == "lr" and all("initial_lr" in group for group in groups) else option
+        values = [plain(group.get(read)) for group in groups]
+        distinct = sorted((one for place, one in enumerate(values) if one not in values[:place]), key=repr)
+        found[f"{name}.{option}"] = distinct[0] if len(distinct) == 1 else distinct
+    return found
 
 
 def plain(value: Any) -> Any:

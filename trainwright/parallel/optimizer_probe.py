@@ -25,6 +25,8 @@ def check_steps_of_parts(optimizer: Any) -> None:
     kind = type(optimizer)
     if kind.__module__.startswith("torch.optim"):
         reason = "torch's version computes with complete parameters" if kind in _NEED_WHOLE_PARAMETERS else None
+    elif getattr(optimizer, "is_second_order", False):  # timm's name for it, of Adahessian
+        reason = "it differentiates gradients, and those of divided parameters have no graph"
     else:
         reason = _error_of_parts(optimizer)
     if reason is not None:
