@@ -153,6 +153,41 @@ def test_every_writer_of_files_gets_the_values(build: Any, tmp_path: Path) -> No
 
 
 @APIS
+@pytest.mark.parametrize("slot", [None, "evaluate"])
+def test_writers_get_what_a_hook_logs_before_them_and_what_comes_later_warns(
+    build: Any, slot: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(HookBase):
+        def after_step(self) -> None:
+            if self.trainer.iter % 2:
+                self.trainer.log({"odd": self.trainer.iter})
+
+    hook = Odd()
+    hook.slot = slot
+    trainer = build(tmp_path)
+    trainer.register_hooks([hook])
+    trainer.train()
+    written = [row["iteration"] for row in rows_of(tmp_path) if "odd" in row]
+    warnings = [one for one in caplog.messages if "'odd'" in one and "no writer gets it" in one]
+    assert (len(written), len(warnings)) == ((0, 1) if slot is None else (trainer.max_iter // 2, 0))
+
+
+@APIS
+def test_a_value_that_comes_when_all_are_written_warns(
+    build: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class AtEnd(Callback):
+        def on_train_end(self, logs: Any) -> None:
+            self.trainer.log({"end": 1.0})
+
+    trainer = build(tmp_path)
+    trainer.add_callback(AtEnd())
+    trainer.train()
+    assert not any("end" in row for row in rows_of(tmp_path))
+    assert any("'end'" in one and "no writer gets it" in one for one in caplog.messages)
+
+
+@APIS
 def test_values_of_an_evaluation_are_means_over_its_samples_with_a_prefix(build: Any, tmp_path: Path) -> None:
     trainer = build(tmp_path)
     trainer.train()

@@ -146,6 +146,8 @@ class RunMethods(TrainerBase):
         else:
             for name, value in scalars.items():
                 storage.put_scalar(name, value)
+            if self.run.write_hook is not None and self.is_training:
+                self.run.write_hook.warn_of_late(scalars, storage.iter)
 
     # Called by a user's own step.
 

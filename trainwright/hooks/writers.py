@@ -1,11 +1,14 @@
 """Pass the run's metrics to the writers periodically."""
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 
 from trainwright.events.writers.base import EventWriter
 from trainwright.events.writers.writer_thread import WriterDispatcher
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.due import Condition, Moment, Period
+
+logger = logging.getLogger("trainwright.hooks")
 
 
 class PeriodicWriter(HookBase):
@@ -36,6 +39,8 @@ class PeriodicWriter(HookBase):
         self._is_due = Condition(period)
         self.due = (self._is_due, Moment.RESULTS, Moment.LAST)
         self._written_results: object = None  # of the latest evaluation that is written
+        self._written_iter = -1  # of the latest row
+        self._has_warned = False
         self._epoch_of = epoch_of
 
     def before_train(self) -> None:
@@ -43,7 +48,7 @@ class PeriodicWriter(HookBase):
             self._dispatcher = WriterDispatcher(self._build_writers())
         if self.trainer.storage.written is None:
             self.trainer.storage.written = self.trainer.start_iter - 1
-        self._written_results = self.trainer.last_eval_results
+        self._written_results, self._written_iter = self.trainer.last_eval_results, -1
         self._dispatcher.begin(self.trainer.storage)
 
     def after_step(self) -> None:
@@ -78,6 +83,18 @@ class PeriodicWriter(HookBase):
         elif is_last and first:  # the run ends within the last of several epochs
             storage.end_epoch(first, first)
 
+    def warn_of_late(self, names: Iterable[str], iteration: int) -> None:
+        """Warn once if values of ``iteration`` are logged after its row was written: no writer gets them."""
+        if iteration == self._written_iter and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "trainer.log: %s came after the values of iteration %d were written, so that no writer gets it. A hook"
+                ' that logs in after_step needs slot = "evaluate", which is before the writers. At the end of a'
+                " training, log in on_epoch_end or on_eval_end.",
+                ", ".join(map(repr, names)),
+                self._written_iter + 1,
+            )
+
     def write(self) -> None:
         storage, at = self.trainer.storage, self.trainer.iter
         if storage.written != at:
@@ -105,5 +122,5 @@ class PeriodicWriter(HookBase):
     def _write(self, *, is_last: bool = False) -> None:
         results, storage = self.trainer.last_eval_results, self.trainer.storage
         is_of_evaluation, self._written_results = results is not self._written_results, results
-        storage.samples = self.trainer.consumed_samples
+        storage.samples, self._written_iter = self.trainer.consumed_samples, storage.iter
         self._dispatcher.write(storage, keep=is_last or is_of_evaluation)
