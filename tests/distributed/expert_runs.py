@@ -85,6 +85,7 @@ OF_TRANSFORMERS: dict[str, dict[str, Any]] = {
     "Qwen2Moe": {**_SIZES, "num_experts": 4, "shared_expert_intermediate_size": 16},
     "Qwen3Moe": {**_SIZES, "num_experts": 8, "norm_topk_prob": True, "output_router_logits": True},
     "Olmoe": {"num_experts": 4, "num_experts_per_tok": CHOICES, "eos_token_id": 1},
+    "GptOss": {"num_local_experts": 4, "num_experts_per_tok": CHOICES, "sliding_window": 8, "pad_token_id": 0},
     "DeepseekV3": {
         **_SIZES, **_LATENT, "n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1,
         "n_shared_experts": 1, "num_key_value_heads": 4, "head_dim": 4,
@@ -109,10 +110,11 @@ def world_size() -> int:
 
 
 def micro_batch(settings: dict[str, Any]) -> int:
-    return GLOBAL_BATCH // world_size() // settings.get("gradient_accumulation_steps", 1)
+    data = world_size() // settings.get("context_parallel_size", 1)
+    return GLOBAL_BATCH // data // settings.get("gradient_accumulation_steps", 1)
 
 
-def trainer_of(folder: Path, model: nn.Module, updates: int, *, kind: type[Trainer] = Trainer, **own: Any) -> Trainer:
+def trainer_of(folder: Path, model: Any, updates: int, *, kind: type[Trainer] = Trainer, **own: Any) -> Trainer:
     usual = {
         "optimizer": "SGD", "lr_scheduler_type": "constant", "learning_rate": RATE, "max_grad_norm": MAX_NORM,
         "dataloader_shuffle": False, "save_enabled": False, "eval_batch_size": 4, "evaluate_with_generate": False,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from trainwright.base.dist import get_world_size
 from trainwright.base.errors import ConfigError
-from trainwright.parallel.adapters import check_adapters, is_of_peft
+from trainwright.parallel.adapters import check_adapters
 from trainwright.parallel.context import split_attention
 from trainwright.parallel.mesh import Mesh, current_mesh
 from trainwright.parallel.meta_start import allocate, has_meta, initialize, is_meta, shell_of, states_of_generators
@@ -178,11 +178,7 @@ def _checked_experts(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool, fin
         ConfigError: there are none, or they cannot be divided with the other settings.
     """
     size = mesh.layout.expert
-    if is_of_peft(model):
-        raise ConfigError(
-            f"expert_parallel_size: got {size} with adapters of peft, which is not supported. Set it to 1; with"
-            " tensor_parallel_size each process has some of the experts, too."
-        )
+    check_adapters(model, "expert parallel")
     for name, is_on in (("compile_blocks", compiles_blocks), ("find_unused_parameters", find_unused_parameters)):
         if is_on:
             raise ConfigError(

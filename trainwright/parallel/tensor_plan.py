@@ -329,6 +329,9 @@ def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own
 
 
 def _expert_faults(name: str, module: Any, size: int, setting: str) -> Iterator[str]:
+    if is_of_peft(module):
+        yield f"{name} has an adapter of peft, which is not divided. Leave experts out of target_parameters."
+        return
     number = getattr(module, "num_experts", None)
     shapes = [(own, tuple(parameter.shape)) for own, parameter in module.named_parameters()]
     other = [f"{own} {shape}" for own, shape in shapes if shape[:1] != (number,) or "." in own]
