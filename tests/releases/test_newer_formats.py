@@ -11,6 +11,7 @@ import pytest
 from xxhash import xxh3_128_hexdigest
 
 from tests.releases.runs import RUNS, working_in
+from trainwright import LazyConfig, TrainingConfig
 from trainwright.base.errors import ConfigError, UserError
 from trainwright.checkpoint.errors import NewerFormatError
 from trainwright.cli.main import main
@@ -75,6 +76,21 @@ def test_a_resume_is_refused_and_changes_nothing(
     assert isinstance(raised.value, NewerFormatError if change in (of_checkpoint, of_state) else ConfigError)
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
     assert "instead" not in caplog.text  # not an older checkpoint in its place
+
+
+@pytest.mark.parametrize("name", ["config_file/config.yaml", "python/training_config.yaml"])
+def test_settings_of_a_newer_version_are_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (RELEASE / name).read_text(encoding="utf-8")
+    assert text.endswith("# Format: 1\n")
+    newer = tmp_path / Path(name).name
+    newer.write_text(text.replace("# Format: 1\n", "# Format: 2\n"), encoding="utf-8")
+    load = TrainingConfig.load_from_yaml if name.startswith("python") else LazyConfig.load
+    fact = r"format 2; this version of trainwright reads 1. A newer version has written it"
+    with pytest.raises(ConfigError, match=fact):
+        load(newer)
+    if not name.startswith("python"):
+        assert main(["config", "show", str(newer)]) == 2
+        assert "format 2; this version of trainwright reads 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", RUNS)
