@@ -1,5 +1,7 @@
 """The wheel carries what an installed library needs."""
 
+import re
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -37,3 +39,20 @@ def test_a_wheel_installed_elsewhere_has_the_default_configurations(tmp_path: Pa
         "print(trainwright.get_config('common/train.py').train.seed)"
     )
     assert run(sys.executable, "-c", code, cwd=tmp_path).strip() == "1234"
+
+
+def test_a_release_names_one_version_everywhere(tmp_path: Path) -> None:
+    version_faults = runpy.run_path(str(REPOSITORY / "tools" / "release.py"))["version_faults"]
+    assert version_faults(REPOSITORY) == []
+    for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md", "trainwright/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes((REPOSITORY / name).read_bytes())
+    project = tmp_path / "pyproject.toml"
+    project.write_text(re.sub(r'(?m)^version = ".*"', 'version = "7.8.9"', project.read_text()))
+    changes = tmp_path / "CHANGELOG.md"
+    changes.write_text(re.sub(r"(?m)^## \[.*$", "## [Unreleased]", changes.read_text(), count=1))
+    first, citation, heading, runs = version_faults(tmp_path)
+    assert re.fullmatch(r"trainwright/__init__\.py: __version__ is \S+; pyproject\.toml has 7\.8\.9\.", first)
+    assert citation.startswith("CITATION.cff: version is")
+    assert heading == "CHANGELOG.md: the first heading is [Unreleased]; pyproject.toml has 7.8.9."
+    assert runs.startswith("tests/releases/7.8.9: make the runs")
