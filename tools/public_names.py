@@ -51,6 +51,7 @@ INTERNAL = {
     " histories_so_far is_over line_at means_since media put_mean read_so_far reduce",
     "EventWriter": "begin",
     "HistoryBuffer": "extend frozen move_last newest replace_last values_of_last_iterations values_since",
+    "PeriodicWriter": "warn_of_late",
     "PhaseTimes": "count_compile counting",
     "ProgressAwareHandler": "emit format",
     "Checkpointer": "attachments check_folder check_newest in_folder",
