@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 
 _Metrics = Annotated[
     list[Annotated[str, Field(min_length=1)] | MetricConfig] | None,
-    Allowed("a list of names, of dicts and of MetricConfigs (of objects: metrics_handler of the Trainer), or None"),
+    Allowed(
+        "a list of names, of dicts and of MetricConfigs (of objects and functions: metrics_handler of the Trainer), or"
+        " None"
+    ),
 ]
 _NO = {"no": None, "null": None, "None": None, False: None}
 

@@ -115,7 +115,8 @@ def _fault(error_type: str, loc: Sequence[int | str], fields: Mapping[str, Any],
     is_type = error_type.endswith("_type") or (error_type == "literal_error" and not isinstance(value, str))
     kind = ConfigTypeError if is_type else ConfigError
     text = f"{got(value)}; it must be {allowed_text(hint, path[-1])}."
-    return Fault(where, text + _as_list(hint, value) + _nearest_word(hint, value) + _switch(hint, value, where), kind)
+    text += _as_list(hint, value) + _as_number(hint, value) + _nearest_word(hint, value) + _switch(hint, value, where)
+    return Fault(where, text, kind)
 
 
 def _nearest_word(hint: Any, value: Any) -> str:
@@ -135,11 +136,33 @@ def _as_list(hint: Any, value: Any) -> str:
     return "" if converted(hint, listed) is listed else f" Write {listed!r}."
 
 
+def _as_number(hint: Any, value: Any) -> str:
+    """What to write where a number is accepted, and its text was given."""
+    if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
+        return ""
+    try:
+        number = float(value) if re.search(r"[.eE]", value) else int(value)
+        _adapter(hint).validate_python(number, strict=True)
+    except (ValueError, ValidationError):
+        return ""
+    return f" Write {value.strip()}, without quotes."
+
+
+_EXAMPLES = {"early_stopping": "{'patience': 3}", "ema": "{'decay': 0.999}"}  # of sections without `enabled`
+
+
 def _switch(hint: Any, value: Any, where: str) -> str:
     """What to write for a text that means true or false, and for a section that is switched on, as a sentence."""
     section, word = _section(hint), WORDS_OF_BOOL.get(str(value).lower())
     if word is not None and section is not None and "enabled" in get_type_hints(section):
         return f" Write {where}.enabled={word}."
+    name = where.rpartition(".")[2]
+    if value is True and name in _EXAMPLES:
+        return f" Write {name}={_EXAMPLES[name]}."
+    if where == "train.scheduler":
+        return " Write LazyCall(WarmupCosineLR)(...), with a schedule of trainwright.optim or torch."
+    if value == "epoch" and name == "eval_period":
+        return " Write train.evaluation.eval_after_n_epoch=1."
     return f" Write {word}." if word is not None and isinstance(value, str) and _takes_bool(hint) else ""
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError, missing_path
+from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError, missing_path, nearest_name
 from trainwright.config.torch_names import GivenName
 
 if TYPE_CHECKING:
@@ -209,6 +209,9 @@ def regular_file(filename: str | os.PathLike[str]) -> Path:
     except FileNotFoundError:
         working_folder = "deleted"
     text = f"there is no such configuration file (working folder: {working_folder})."
+    if path.parent.is_dir():
+        files = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix]
+        text += nearest_name(path.name, files)
     raise missing_path(path, text) if path.parent.is_dir() else MissingFileError(f"{filename}: {text}")
 
 

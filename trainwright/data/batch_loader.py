@@ -13,7 +13,7 @@ import pickle
 import re
 import signal
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
@@ -185,6 +185,9 @@ class BatchReader:
     def _add_sample_note(self, error: Exception, indices: SampleIndices, number: int) -> None:
         what = f"sample {_plain(indices[number])} of {type(self.dataset).__name__}"
         _add_note(error, f"reading {what} (epoch {indices.epoch_of(number)})")
+        if isinstance(error, IndexError) and isinstance(self.dataset, Sized):
+            kind, length = type(self.dataset).__name__, len(self.dataset)
+            error.add_note(f"{kind}.__len__ returns {length}: if there are fewer samples, correct it.")
 
     def shown(self, indices: SampleIndices) -> str:
         """The samples of a batch, for a message."""

@@ -133,7 +133,8 @@ def _refusal(outputs: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
     total = {"loss": losses["loss"]} if "loss" in losses else losses
     for name, value in total.items():
         if not isinstance(value, Tensor):
-            return ConfigTypeError(f"The model's {name!r} is {type(value).__name__}; a loss must be a tensor.")
+            hint = " Return it as computed, without .item() or float()." if isinstance(value, int | float) else ""
+            return ConfigTypeError(f"The model's {name!r} is {type(value).__name__}; a loss must be a tensor.{hint}")
         if value.numel() != 1:
             shape = tuple(value.shape)
             return ConfigError(f"The model's {name!r} has shape {shape}; a loss must be one number, e.g. its .mean().")
@@ -462,7 +463,8 @@ def logits_of(outputs: Any) -> Any:
         return scores
     named = named_outputs(outputs)
     kind, shown = (ConfigTypeError, type(outputs).__name__) if named is None else (ConfigError, _names(named))
+    forgotten = " Is a return missing in it?" if outputs is None else ""
     raise kind(
-        f"The model's forward returned {shown}; the Trainer needs a tensor, a loss (a name with 'loss' in it), or"
-        f" 'logits' for the criterion of TrainingConfig.loss. {_OVERRIDE_HELP}"
+        f"The model's forward returned {shown}.{forgotten} The Trainer needs a tensor, a loss (a name with 'loss' in"
+        f" it), or 'logits' for the criterion of TrainingConfig.loss. {_OVERRIDE_HELP}"
     )

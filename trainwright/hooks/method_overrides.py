@@ -14,6 +14,7 @@ from trainwright.config import foreign_names
 
 logger = logging.getLogger("trainwright.hooks")
 
+_OF_LIGHTNING = ("training_step", "configure_optimizers")  # methods of a model of Lightning
 _NEAR = 0.85  # a letter more, less or exchanged in a name of ten
 
 Kind = TypeVar("Kind", bound=type)
@@ -70,6 +71,13 @@ def warn_of_misspelt(trainer: object) -> None:
     for name in _methods_of_own(kind):
         if name in foreign_names.METHODS and not hasattr(base, name) and not _is_used(kind, name):
             meant[name] = f"Here it is {foreign_names.METHODS[name]}."
+    model = getattr(trainer, "model", None)
+    if all(callable(getattr(model, name, None)) for name in _OF_LIGHTNING):
+        logger.warning(
+            "%s.%s are not called: forward computes the loss, or the scores for the setting loss, and the settings name"
+            " the optimizer. Or override training_step of the trainer.",
+            type(model).__name__, " and ".join(_OF_LIGHTNING),
+        )  # fmt: skip
     for name, hint in meant.items():
         logger.warning("%s.%s is never called by the training. %s", kind.__name__, name, hint)
 

@@ -154,7 +154,8 @@ def check_parts(model: Any, config: Any, given: Mapping[str, Any]) -> None:
     if not isinstance(model, nn.Module):
         faults.append(f"Trainer.model: got {_shown(model)}; it must be a torch.nn.Module.")
     if not isinstance(config, TrainingConfig):
-        faults.append(f"Trainer.config: got {type(config).__name__}; it must be a TrainingConfig.")
+        hint = " Write TrainingConfig(**config)." if isinstance(config, Mapping) else ""
+        faults.append(f"Trainer.config: got {type(config).__name__}; it must be a TrainingConfig.{hint}")
     if given["train_dataset"] is None and given["train_dataloader"] is None:
         faults.append(
             "Trainer.train_dataset: got None; pass a data set, or a loader as train_dataloader. To only"

@@ -6,6 +6,7 @@ The arithmetic is exact, because ceil(0.07 * 100) is 8 with floats.
 import copy
 import itertools
 import math
+import os
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any, TypeGuard
@@ -143,7 +144,9 @@ def complete(cfg: Mapping[str, Any] | DictConfig) -> DictConfig:
         ConfigError: two names of one setting have different values.
     """
     if not isinstance(cfg, Mapping | DictConfig):
-        raise ConfigTypeError(f"a configuration is a mapping of sections, not {type(cfg).__name__}.")
+        is_path = isinstance(cfg, str | os.PathLike)
+        hint = f" Write LazyConfig.load({os.fspath(cfg)!r})." if is_path else ""
+        raise ConfigTypeError(f"a configuration is a mapping of sections, not {type(cfg).__name__}.{hint}")
     full = copy.deepcopy(cfg) if isinstance(cfg, DictConfig) else DictConfig(dict(cfg), flags={"allow_objects": True})
     full._set_flag(["allow_objects", "struct", "readonly"], [True, False, False])
     _detach(full, "train")

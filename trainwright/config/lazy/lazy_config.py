@@ -48,6 +48,12 @@ class LazyCall:
             raise ConfigTypeError(
                 f"LazyCall: got {target!r} ({type(target).__name__}); it takes a callable, or the dotted path of one."
             )
+        torch = sys.modules.get("torch")  # not loaded: it is no module of torch
+        if torch is not None and isinstance(target, torch.nn.Module):
+            kind = type(target).__name__
+            raise ConfigTypeError(
+                f"LazyCall: got an object of {kind}, which a call would run; it takes the class: LazyCall({kind})(...)."
+            )
         self._target = target
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> DictConfig:

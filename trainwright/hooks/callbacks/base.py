@@ -205,6 +205,9 @@ class CallbackList:
             hint = f"call it: {callback.__name__}(...)." if is_class else "a callback must be a Callback."
             if hasattr(callback, "after_step"):
                 hint = "hooks are added with trainer.register_hooks([...])."
+            elif callable(callback) and not isinstance(callback, type):
+                hint += " Write class Mine(Callback): def on_epoch_end(self, epochs, logs): ..., or register_hooks(["
+                hint += "CallbackHook(after_step=function)])."
             raise ConfigTypeError(f"add_callback: got {callback!r:.80} ({type(callback).__name__}); {hint}")
         unknown = [name for name in dir(callback) if name.startswith("on_") and name not in _METHODS]
         if unknown:

@@ -1,0 +1,107 @@
+"""Mistakes of a first program: the message says what to write."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from tests.toys import Classifier, Samples, file_config, points
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from trainwright.cli.main import main
+
+INPUTS, LABELS = torch.randn(16, 4), torch.randint(3, (16,))
+DATA = TensorDataset(INPUTS, LABELS)
+
+
+class NoReturn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> None:
+        self.layer(x)
+
+
+class LossAsNumber(NoReturn):
+    def forward(self, x: Any, labels: Any) -> Any:
+        return {"loss": nn.functional.cross_entropy(self.layer(x), labels).item()}
+
+
+class TooLong(Dataset[Any]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> Any:
+        return INPUTS[index], LABELS[index]
+
+
+def settings(**more: Any) -> TrainingConfig:
+    return TrainingConfig(num_epochs=1, tensorboard=None, **more)
+
+
+def of_files(folder: Path, **train: Any) -> Any:
+    return DefaultTrainer(file_config(folder, Classifier, points, train_iter=1, **train))
+
+
+MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "a dict of settings": (
+        lambda folder: Trainer(nn.Linear(4, 3), {"num_epochs": 1}, DATA),  # type: ignore[arg-type]
+        "Write TrainingConfig(**config).",
+    ),
+    "a number as text": (lambda folder: settings(learning_rate="1e-3"), "Write 1e-3, without quotes."),
+    "a whole number as text": (lambda folder: settings(batch_size="32"), "Write 32, without quotes."),
+    "a switch for a dict": (lambda folder: settings(early_stopping=True), "Write early_stopping={'patience': 3}."),
+    "a function as a callback": (
+        lambda folder: Trainer(nn.Linear(4, 3), settings(), DATA, callbacks=[print]),  # type: ignore[list-item]
+        "def on_epoch_end(self, epochs, logs)",
+    ),
+    "a function as a metric": (lambda folder: settings(metrics=[len]), "functions: metrics_handler of the Trainer"),
+    "no return": (
+        lambda folder: Trainer(NoReturn(), settings(output_dir=folder), DATA).train(),
+        "Is a return missing in it?",
+    ),
+    "a loss as a number": (
+        lambda folder: Trainer(LossAsNumber(), settings(output_dir=folder), Samples(x=INPUTS, labels=LABELS)).train(),
+        "without .item()",
+    ),
+    "a length that is too large": (
+        lambda folder: Trainer(nn.Linear(4, 3), settings(output_dir=folder), TooLong()).train(),
+        "TooLong.__len__ returns 40",
+    ),
+    "a lazy call of an object": (lambda folder: LazyCall(nn.Linear(4, 3)), "LazyCall(Linear)(...)"),
+    "a path as a configuration": (lambda folder: DefaultTrainer("c.py"), "LazyConfig.load('c.py')"),  # type: ignore[arg-type]
+    "a schedule by name": (lambda folder: of_files(folder, scheduler="cosine"), "Write LazyCall(WarmupCosineLR)(...)"),
+    "a period by its name": (
+        lambda folder: of_files(folder, evaluation={"eval_period": "epoch"}),
+        "Write train.evaluation.eval_after_n_epoch=1.",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_message_has_the_line_to_write(mistake: str, tmp_path: Path) -> None:
+    call, line = MISTAKES[mistake]
+    with pytest.raises((ValueError, TypeError, IndexError)) as raised:
+        call(tmp_path)
+    assert line in "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+
+
+def test_a_model_of_lightning_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class OfLightning(nn.Linear):
+        def training_step(self, batch: Any, number: int) -> None: ...
+        def configure_optimizers(self) -> None: ...
+
+    Trainer(OfLightning(4, 3), settings(output_dir=tmp_path), DATA).train()
+    assert "OfLightning.training_step and configure_optimizers are not called" in caplog.text
+
+
+def test_a_misspelt_configuration_file_is_answered_with_the_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.py").touch()
+    assert main(["train", str(tmp_path / "confg.py")]) == 2
+    assert "Did you mean 'config.py'?" in capsys.readouterr().err
