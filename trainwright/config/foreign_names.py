@@ -349,10 +349,13 @@ METHODS = {
 }
 
 
-def setting_hint(name: str, allowed: Iterable[str]) -> str:
-    """What an unknown setting is called in a TrainingConfig, or the nearest name."""
+def setting_hint(name: str, allowed: Iterable[str], places: Mapping[str, str] | None = None) -> str:
+    """What an unknown setting is called in a TrainingConfig, or the nearest name.
+
+    ``places``: the settings by their keys in config files.
+    """
     if "." in name:
-        return _without_dots(name, set(allowed))
+        return _without_dots(name, set(allowed), places or {})
     if name not in SETTINGS:
         names = sorted(allowed)
         near = nearest_name(name, names).lstrip()
@@ -361,11 +364,8 @@ def setting_hint(name: str, allowed: Iterable[str]) -> str:
     return f"Here: {SETTINGS[name]}." if SETTINGS[name] != _NONE else f"It is of another library; {_NONE}."
 
 
-def _without_dots(name: str, allowed: set[str]) -> str:
+def _without_dots(name: str, allowed: set[str], settings: Mapping[str, str]) -> str:
     """What to write in place of the path of a config file, or of an entry of a setting that is a dict."""
-    from trainwright.config.settings import PLACES  # here: loads pydantic
-
-    settings = {place: field for field, place in PLACES.items()}
     first, _, rest = name.partition(".")
     last = name.rpartition(".")[2]
     found = settings.get(name) or settings.get(f"train.{name}") or (last if last in allowed else None)

@@ -21,7 +21,7 @@ from trainwright.config.secrets import warn_of_hidden, without_secrets
 from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.config.training.field_resolution import Draft
 from trainwright.config.training.metric_config import read_only
-from trainwright.config.training.row import CATEGORIES, Table, complete_early_stopping
+from trainwright.config.training.row import CATEGORIES, Table, complete_early_stopping, fields_by_place
 from trainwright.config.yaml_file import check_values, load_yaml, plain, to_text, with_format
 
 _MOST_WORKERS = 8
@@ -225,7 +225,7 @@ class CheckedConfig(Table):
         return {name: self._as_set[name] for name in self.model_fields_set}
 
     def _near(self, name: str) -> str:
-        return setting_hint(name, {*type(self).model_fields, *self.aliases})
+        return setting_hint(name, {*type(self).model_fields, *self.aliases}, fields_by_place(type(self)))
 
     if not TYPE_CHECKING:
 

@@ -16,7 +16,7 @@ from trainwright.config.torch_names import (
     described_loss,
     find_torch_class,
 )
-from trainwright.config.training.row import UNSPECIFIED, Alias, Table
+from trainwright.config.training.row import UNSPECIFIED, Alias, Table, fields_by_place
 from trainwright.config.validation import faults_of
 
 
@@ -39,7 +39,7 @@ class Draft:
             if name in known:
                 self._set(name, values[name])
             else:
-                hint = setting_hint(str(name), known)
+                hint = setting_hint(str(name), known, fields_by_place(kind))
                 self.faults.append(Fault(f"{kind.__name__}.{name}", f"no such setting. {hint}", ConfigKeyError))
 
     def refuse(self, field: str, text: str, kind: type[ConfigError] = ConfigError) -> None:

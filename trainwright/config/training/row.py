@@ -134,6 +134,11 @@ class Table(BaseModel):
         return name if name == field or cls.aliases[name].is_plain else field
 
 
+def fields_by_place(kind: type[Table]) -> dict[str, str]:
+    """The fields by their keys in config files."""
+    return {row.place: name for name, row in kind.rows.items() if row.place}
+
+
 # What columns have in common.
 
 
