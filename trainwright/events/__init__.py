@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from trainwright.events.writers.rows import CSVWriter as CSVWriter
     from trainwright.events.writers.rows import JSONWriter as JSONWriter
     from trainwright.events.writers.tensorboard import TensorBoardWriter as TensorBoardWriter
+    from trainwright.events.writers.trackers import Tracker as Tracker
 
 if not TYPE_CHECKING:  # a type checker would take any name for one of the package
     __all__, __getattr__ = declared_names(__name__)

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
-from trainwright.events.writers.base import EventWriter
+from trainwright.events.writers.base import EventWriter, guarded
 from trainwright.events.writers.writer_thread import WriterDispatcher
 from trainwright.hooks.base import HookBase
 from trainwright.hooks.due import Condition, Moment, Period
@@ -16,7 +16,7 @@ class PeriodicWriter(HookBase):
     after a failure.
 
     The writers run asynchronously; the training waits for them only at its end. An exception of a writer ends the
-    training at the next write.
+    training at the next write, unless it :attr:`may fail <trainwright.events.EventWriter.may_fail>`.
 
     Args:
         writers: closed at the end of the training; or a function that returns new ones for each training.
@@ -35,7 +35,7 @@ class PeriodicWriter(HookBase):
         epoch_of: Callable[[int], tuple[int, int]] | None = None,
     ) -> None:
         self._build_writers = writers if callable(writers) else None
-        self._dispatcher = WriterDispatcher([] if callable(writers) else writers)
+        self._dispatcher = WriterDispatcher([] if callable(writers) else [*map(guarded, writers)])
         self._is_due = Condition(period)
         self.due = (self._is_due, Moment.RESULTS, Moment.LAST)
         self._written_results: object = None  # of the latest evaluation that is written
@@ -45,7 +45,7 @@ class PeriodicWriter(HookBase):
 
     def before_train(self) -> None:
         if self._build_writers is not None:
-            self._dispatcher = WriterDispatcher(self._build_writers())
+            self._dispatcher = WriterDispatcher([*map(guarded, self._build_writers())])
         if self.trainer.storage.written is None:
             self.trainer.storage.written = self.trainer.start_iter - 1
         self._written_results, self._written_iter = self.trainer.last_eval_results, -1

@@ -28,7 +28,7 @@ class Service(Tracker):
         return run_id
 
     def send(self, rows: Mapping[int, dict[str, float]]) -> None:
-        self.runs[self._run_id].extend(rows.items())
+        self.runs[self.run_id].extend(rows.items())
 
     def end_run(self, run_id: str) -> None:
         self.runs[run_id].append((-1, {}))

@@ -23,9 +23,12 @@ class EventWriter:
     Attributes:
         in_background: False for a class that must run in the training thread, which then waits for it: because it puts
             metrics, reads the model, or uses objects that are bound to the thread that created them.
+        may_fail: True for a class whose failure does not end the training, as of a service: it is logged once, and the
+            writer is disabled.
     """
 
     in_background: bool = True
+    may_fail: bool = False
 
     def begin(self, storage: EventStorage) -> None:
         """Called before the first step with the run's storage, only if ``in_background`` is False."""
@@ -80,6 +83,12 @@ class SafeWriter(EventWriter):
             text = "%r failed and is disabled for the rest of the run; training continues. (%s)"
             logger.error(text, self.writer, error, exc_info=not isinstance(error, OSError))  # such as a full disk
         self._is_on = False
+
+
+def guarded(writer: EventWriter) -> EventWriter:
+    """The writer, in a :class:`SafeWriter` if it may fail."""
+    is_safe = isinstance(writer, SafeWriter) or not getattr(writer, "may_fail", False)
+    return writer if is_safe else SafeWriter(writer)
 
 
 def unwrapped(writer: EventWriter) -> Any:

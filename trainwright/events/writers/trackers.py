@@ -36,16 +36,24 @@ _RESERVED_IN_TRACKIO = {"project", "run", "timestamp", "step", "time", "metrics"
 class Tracker(EventWriter):
     """Base of the writers of a tracking service: opens its run with the first row, and sends each iteration once.
 
+    A subclass defines ``name``, ``begin_run``, ``send`` and ``end_run``. They are called in a thread of the writer; if
+    one of them raises, a message says so, and the training continues without the tracker.
+
     Args:
         folder: the run folder, whose name is the default name of the tracker's run.
         settings: the settings of the run, shown by the tracker as hyperparameters: names and plain values.
         arguments: of the tracker's own function that begins a run.
 
+    Attributes:
+        folder, settings, arguments: those given; ``settings`` by their dotted names.
+        run_id: of the tracker's run while it is open, else None.
+
     Raises:
         ConfigError: the package of the tracker is not installed.
     """
 
-    name: ClassVar[str]  # also of the package
+    name: ClassVar[str]  # that of the package
+    may_fail = True
     after_loss = "The next resume sends them from metrics.json."  # what a message of rows that were not sent adds
 
     def __init__(
@@ -59,16 +67,16 @@ class Tracker(EventWriter):
                 f"trackers: {self.name!r}: its package is not installed. Install it with `pip install {self.name}`, or"
                 " remove it from trackers."
             )
-        self._folder = Path(folder).absolute()
-        self._settings = dict(flat(settings or {}))
-        self._arguments = dict(arguments or {})
+        self.folder = Path(folder).absolute()
+        self.settings = dict(flat(settings or {}))
+        self.arguments = dict(arguments or {})
         self._storage: EventStorage | None = None
         self._last_written = -1
-        self._run_id: str | None = None
+        self.run_id: str | None = None
         self._names: dict[str, str] = {}  # of the tracker, by ours
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self._folder)!r})"
+        return f"{type(self).__name__}({str(self.folder)!r})"
 
     def write(self, storage: EventStorage | None = None) -> None:
         storage = get_event_storage() if storage is None else storage
@@ -79,26 +87,26 @@ class Tracker(EventWriter):
         rows = rows_after(storage, self._last_written)
         if not rows:
             return
-        if self._run_id is None:
+        if self.run_id is None:
             rows = self._rows_to_begin_with(storage) | rows
         new = {iteration: row for iteration, row in rows.items() if iteration > self._last_written}
         if new:
             self.send({iteration: self._renamed(row) for iteration, row in new.items()})
             self._last_written = max(new)
             renamed = {name: other for name, other in self._names.items() if name != other}
-            record: dict[str, Any] = {"id": self._run_id, "last_iteration": self._last_written}
+            record: dict[str, Any] = {"id": self.run_id, "last_iteration": self._last_written}
             record |= {"names": renamed} if renamed else {}
             with _record_lock:
                 content = json.dumps({**self._records(), self.name: record})
-                atomic_write(self._folder / RECORD_NAME, content.encode())
+                atomic_write(self.folder / RECORD_NAME, content.encode())
 
     def _rows_to_begin_with(self, storage: EventStorage) -> dict[int, Row]:
         """Begin the run, or continue it; the rows of ``metrics.json`` that it does not have."""
         record = self._records().get(self.name) if storage.start_iter else None
         record = record if isinstance(record, dict) else {}
         self._names = dict(record.get("names") or {})
-        self._run_id = self.begin_run(record.get("id"))
-        there = self._last_written = self.last_iteration(self._run_id, record) if record else -1
+        self.run_id = self.begin_run(record.get("id"))
+        there = self._last_written = self.last_iteration(self.run_id, record) if record else -1
         if there >= storage.first_unwritten:
             logger.info(
                 "%s has the metrics up to iteration %d already, from before this resume: they are kept.",
@@ -106,11 +114,11 @@ class Tracker(EventWriter):
             )  # fmt: skip
         if not storage.start_iter:
             return {}
-        known = read_metric_rows(self._folder / METRICS_NAME).items()
+        known = read_metric_rows(self.folder / METRICS_NAME).items()
         return {iteration: row for iteration, row in known if there < iteration < storage.first_unwritten}
 
     def close(self) -> None:
-        run_id, self._run_id = self._run_id, None
+        run_id, self.run_id = self.run_id, None
         if run_id is not None:
             self.end_run(run_id)
 
@@ -143,7 +151,7 @@ class Tracker(EventWriter):
 
     def _records(self) -> dict[str, Any]:
         try:
-            found = json.loads((self._folder / RECORD_NAME).read_bytes())
+            found = json.loads((self.folder / RECORD_NAME).read_bytes())
         except (OSError, ValueError):  # none yet, or not ours
             return {}
         return found if isinstance(found, dict) else {}
@@ -156,14 +164,14 @@ class WandbTracker(Tracker):
     _id = "id"  # argument of ``init`` and attribute of its run
 
     def begin_run(self, run_id: str | None) -> str:
-        arguments = {**self._defaults(), **self._arguments}
+        arguments = {**self._defaults(), **self.arguments}
         if run_id is not None:
             arguments |= {self._id: run_id, "resume": "allow"}
         self._run: Any = importlib.import_module(self.name).init(**arguments)
         return str(getattr(self._run, self._id))
 
     def _defaults(self) -> dict[str, Any]:
-        return {"dir": str(self._folder), "name": self._folder.name, "config": self._settings}
+        return {"dir": str(self.folder), "name": self.folder.name, "config": self.settings}
 
     @staticmethod
     def allowed_name(name: str) -> str:
@@ -191,16 +199,16 @@ class MLflowTracker(Tracker):
         from mlflow.entities import Param
         from mlflow.tracking import MlflowClient
 
-        self._client = MlflowClient(tracking_uri=self._arguments.get("tracking_uri"))
+        self._client = MlflowClient(tracking_uri=self.arguments.get("tracking_uri"))
         if run_id is not None:
             self._client.update_run(run_id, status="RUNNING")
             return run_id
-        name = self._arguments.get("experiment", "Default")
+        name = self.arguments.get("experiment", "Default")
         found = self._client.get_experiment_by_name(name)
         experiment = self._client.create_experiment(name) if found is None else found.experiment_id
-        run = self._client.create_run(experiment, run_name=self._arguments.get("run_name", self._folder.name))
-        names = unique_names(self._settings, self.allowed_name)
-        params = [Param(names[key], str(value)[:500]) for key, value in self._settings.items()]
+        run = self._client.create_run(experiment, run_name=self.arguments.get("run_name", self.folder.name))
+        names = unique_names(self.settings, self.allowed_name)
+        params = [Param(names[key], str(value)[:500]) for key, value in self.settings.items()]
         for first in range(0, len(params), 100):  # the most that a request may hold
             self._client.log_batch(run.info.run_id, params=params[first : first + 100])
         return str(run.info.run_id)
@@ -227,7 +235,7 @@ class MLflowTracker(Tracker):
             Metric(name, value, now, iteration) for iteration, row in rows.items() for name, value in row.items()
         ]
         for first in range(0, len(metrics), 1000):  # as above
-            self._client.log_batch(str(self._run_id), metrics=metrics[first : first + 1000])
+            self._client.log_batch(str(self.run_id), metrics=metrics[first : first + 1000])
 
     def end_run(self, run_id: str) -> None:
         self._client.set_terminated(run_id)
@@ -244,7 +252,7 @@ class TrackioTracker(WandbTracker):
     last_iteration = Tracker.last_iteration
 
     def _defaults(self) -> dict[str, Any]:
-        return {"project": "trainwright", "name": self._folder.name, "config": self._settings, "embed": False}
+        return {"project": "trainwright", "name": self.folder.name, "config": self.settings, "embed": False}
 
     @staticmethod
     def allowed_name(name: str) -> str:
