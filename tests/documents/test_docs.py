@@ -148,3 +148,30 @@ def test_the_output_of_the_demo_is_what_it_prints(train: Callable, mnist_project
     printed = [without_numbers(line) for line in done.stdout.splitlines()]
     (shown,) = [lines for _, lines in blocks(REPOSITORY / "README.md", "text") if lines[0] == "Training"]
     assert [line for line in shown if not any(one.startswith(without_numbers(line)) for one in printed)] == []
+
+
+NUMBER = re.compile(r"\d+\.\d+(?:e-?\d+)?|\d[\d,]*")
+
+
+def is_shown(shown: str, printed: str) -> bool:
+    """Whether a page shows a printed line: the same words, and numbers to a hundredth. ``…`` stands for the rest."""
+    start, has_rest = shown.removesuffix("…").rstrip(), shown.endswith("…")
+    printed = re.sub(r"^[\d:]{8} ", "", printed)
+    words, found = NUMBER.split(start), NUMBER.split(printed)
+    number = len(words) - 1
+    if found[:number] != words[:number] or len(found) <= number or not found[number].startswith(words[number]):
+        return False
+    if not has_rest and (len(found) > len(words) or found[number] != words[number]):
+        return False
+    numbers = zip(NUMBER.findall(start), NUMBER.findall(printed), strict=False)
+    return all(float(b.replace(",", "")) == pytest.approx(float(a.replace(",", "")), rel=0.01) for a, b in numbers)
+
+
+def test_the_first_page_shows_what_its_program_prints(run_python: Callable, tmp_path: Path) -> None:
+    page, program = REPOSITORY / "docs" / "index.md", tmp_path / "digits.py"
+    program.write_text(as_program(page), encoding="utf-8")
+    done = run_python(program, cwd=tmp_path)
+    printed = (done.stdout + done.stderr).splitlines()
+    (shown,) = [lines for _, lines in blocks(page, "text")]
+    assert [line for line in shown if line.strip() != "…" and not any(is_shown(line, one) for one in printed)] == []
+    assert not is_shown("Epoch 1/5  total_loss 1.748  …", "Epoch 1/5  total_loss 1.837  accuracy 0.6638")

@@ -25,3 +25,11 @@ def test_files_of_the_host_are_valid(name: str) -> None:
     content = yaml.safe_load((REPOSITORY / name).read_text(encoding="utf-8"))
     expected = {"cff-version", "title", "authors"} if name == "CITATION.cff" else {"name"}
     assert expected <= set(content)
+
+
+def test_the_site_does_not_break_names_of_settings() -> None:
+    options = (REPOSITORY / "mkdocs.yml").read_text(encoding="utf-8")
+    style = (REPOSITORY / "docs" / "site.css").read_text(encoding="utf-8")
+    assert "extra_css: [site.css]" in options
+    assert re.search(r"td:first-child code \{\s*white-space: nowrap", style)
+    assert re.search(r"td code,[^}]*word-break: normal", style)
