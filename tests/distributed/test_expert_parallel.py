@@ -138,7 +138,7 @@ def test_a_run_resumes_bitwise_in_its_layout_and_exactly_in_others(tmp_path: Pat
     for number, layout in enumerate((halves, {**halves, "zero_stage": 3})):
         unbroken, resumed = on_ranks(saved_and_resumed, tmp_path / str(number), layout)[0]
         assert [name for name, value in unbroken.items() if not torch.equal(resumed[name], value)] == []
-        for place, (ranks, other) in enumerate(others):
+        for place, (ranks, other) in enumerate(others if number else others[-1:]):
             folder = tmp_path / f"{number}-{place}"
             shutil.copytree(tmp_path / str(number), folder, symlinks=True)
             forget(folder, "4")
@@ -161,7 +161,6 @@ def initialized(folder: Path, source: Path, own: dict[str, Any]) -> list[dict[st
     return found
 
 
-@pytest.mark.exhaustive(every=2)
 def test_weights_of_transformers_are_loaded_and_exported(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     model: Any = build("Mixtral")
@@ -243,7 +242,7 @@ def features(folder: Path, halves: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.exhaustive(every=2)
+@pytest.mark.exhaustive
 def test_features_have_the_values_of_one_process(tmp_path: Path) -> None:
     expected = features(tmp_path / "alone", {})
     for found in on_ranks(features, tmp_path / "ranks", {"expert_parallel_size": 2}, timeout=200):
