@@ -15,7 +15,7 @@ import pytest
 from tests.fork_server import python
 from trainwright.base.errors import ConfigError
 from trainwright.cli.main import main
-from trainwright.cli.sweep.values import Range, name_of, read_values, short_keys
+from trainwright.cli.sweep.values import Range, folder_name, name_of, read_values, short_keys
 
 CONFIG = """
 import torch
@@ -316,12 +316,20 @@ def test_commas_divide_values_outside_of_brackets_and_quotes_only() -> None:
         read_values(["a=1,"])
 
 
+def test_the_folder_of_a_sweep_of_many_settings_has_a_name_that_a_filesystem_takes() -> None:
+    names = [folder_name("_".join(keys), keys) for keys in (["lr", "seed"], ["width"] * 60, ["width"] * 61)]
+    assert names[0] == "lr_seed"
+    assert len({*names}) == 3
+    assert max(map(len, names)) <= 100
+
+
 def test_names_of_folders_are_readable_and_differ() -> None:
     assert name_of({"optim.lr": "0.1", "model.dims": "[1,2]", "c": "'word'"}) == "lr=0.1,dims=[1,2],c=word"
     assert name_of({"c": "'two words'"}).startswith("c=two_words-")
-    paths = [name_of({"data": text}) for text in ("a/b", "a_b", "'a b'", "../../a", "x" * 300)]
-    assert len({*paths}) == 5
-    assert all("/" not in path and len(path) <= 100 for path in paths)
+    texts = ("a/b", "a_b", "'a b'", "../../a", "x" * 300, "数" * 90, "数" * 90 + "a")
+    paths = [name_of({"data": text}) for text in texts]
+    assert len({*paths}) == len(texts)
+    assert all("/" not in path and len(path.encode()) <= 100 for path in paths)
     assert short_keys(["optim.lr", "train.lr", "a.0", "a.1"]) == {
         "optim.lr": "optim.lr", "train.lr": "train.lr", "a.0": "a.0", "a.1": "a.1"
     }  # fmt: skip

@@ -25,7 +25,7 @@ from trainwright.cli.sweep.results import (
     write_table,
 )
 from trainwright.cli.sweep.source import Grid, PlannedRun, Search, Source
-from trainwright.cli.sweep.values import read_values, short_keys
+from trainwright.cli.sweep.values import folder_name, read_values, short_keys
 from trainwright.inspect.report.run_state import flat
 from trainwright.inspect.report.text import cell, counted, duration, shown
 
@@ -68,8 +68,8 @@ class Sweep:
         args, base = self._args, self._checked(cfg)
         if args.metric:
             self._direction = _direction(args, base)
-        names = "_".join(short_keys(self._values.keys).values())
-        self._folder = Path(base.train.output_dir) / f"{'search' if args.trials else 'sweep'}_{names}"
+        names = "_".join(["search" if args.trials else "sweep", *short_keys(self._values.keys).values()])
+        self._folder = Path(base.train.output_dir) / folder_name(names, self._values.keys)
         self._record = self._new_record(base)
         self._seed = int(base.train.seed)
         return self._train

@@ -16,7 +16,7 @@ from trainwright.base.errors import ConfigError
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-_MAX_NAME, _QUOTES = 100, ("'", '"')  # characters of the name of a folder
+_MAX_NAME, _QUOTES = 100, ("'", '"')  # bytes of the name of a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,14 @@ def name_of(texts: Mapping[str, str]) -> str:
     """
     short = short_keys(texts)
     parts = [f"{short[key]}={text[1:-1] if text[0] in _QUOTES else text}" for key, text in texts.items()]
-    whole = ",".join(parts)
-    name = re.sub(r"[^\w.+=\[\],@-]", "_", whole)
-    if name == whole and len(name) <= _MAX_NAME:
+    return folder_name(",".join(parts), texts)
+
+
+def folder_name(text: str, identity: object) -> str:
+    """``text``, or what a filesystem takes of it, with a hash of ``identity``."""
+    name = re.sub(r"[^\w.+=\[\],@-]", "_", text)
+    content = name.encode()  # a filesystem limits bytes, not characters
+    if name == text and len(content) <= _MAX_NAME:
         return name
-    return f"{name[: _MAX_NAME - 9]}-{hashlib.sha256(repr(texts).encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()
+    return f"{content[: _MAX_NAME - 9].decode(errors='ignore')}-{digest[:8]}"
