@@ -152,7 +152,7 @@ def name_of(texts: Mapping[str, str]) -> str:
     """The name of a folder for these values, which no other values have.
 
     >>> name_of({"optim.lr": "0.1", "model.dims": "[1,2]"}), name_of({"data": "'a b/c'"})
-    ('lr=0.1,dims=[1,2]', 'data=a_b_c-cbd97b8c')
+    ('lr=0.1,dims=[1,2]', 'data=a_b_c-6ccff0fa')
     """
     short = short_keys(texts)
     parts = [f"{short[key]}={text[1:-1] if text[0] in _QUOTES else text}" for key, text in texts.items()]
