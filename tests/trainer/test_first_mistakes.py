@@ -52,6 +52,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: Trainer(nn.Linear(4, 3), {"num_epochs": 1}, DATA),  # type: ignore[arg-type]
         "Write TrainingConfig(**config).",
     ),
+    "a name as a model": (
+        lambda folder: Trainer("bert", settings(), DATA),  # type: ignore[arg-type]
+        "AutoModel.from_pretrained('bert')",
+    ),
+    "a part of an epoch": (lambda folder: TrainingConfig(num_epochs=2.5), "set max_steps"),
     "a number as text": (lambda folder: settings(learning_rate="1e-3"), "Write 1e-3, without quotes."),
     "a whole number as text": (lambda folder: settings(batch_size="32"), "Write 32, without quotes."),
     "a switch for a dict": (lambda folder: settings(early_stopping=True), "Write early_stopping={'patience': 3}."),

@@ -159,6 +159,8 @@ def _switch(hint: Any, value: Any, where: str) -> str:
     name = where.rpartition(".")[2]
     if value is True and name in _EXAMPLES:
         return f" Write {name}={_EXAMPLES[name]}."
+    if name == "num_epochs" and isinstance(value, float):
+        return " For a part of an epoch set max_steps."
     if where == "train.scheduler":
         return " Write LazyCall(WarmupCosineLR)(...), with a schedule of trainwright.optim or torch."
     if value == "epoch" and name == "eval_period":

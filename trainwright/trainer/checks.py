@@ -152,7 +152,8 @@ def check_parts(model: Any, config: Any, given: Mapping[str, Any]) -> None:
 
     faults = []
     if not isinstance(model, nn.Module):
-        faults.append(f"Trainer.model: got {_shown(model)}; it must be a torch.nn.Module.")
+        hint = f" Load it first, for example AutoModel.from_pretrained({model!r})." if isinstance(model, str) else ""
+        faults.append(f"Trainer.model: got {_shown(model)}; it must be a torch.nn.Module.{hint}")
     if not isinstance(config, TrainingConfig):
         hint = " Write TrainingConfig(**config)." if isinstance(config, Mapping) else ""
         faults.append(f"Trainer.config: got {type(config).__name__}; it must be a TrainingConfig.{hint}")
