@@ -127,7 +127,7 @@ def wait_for(file: Path) -> None:
         time.sleep(0.005)
 
 
-SEARCH = ("optim.lr=log(1e-3,1e-1)", "model.width=int(4,8)", "--trials", "3", "--metric", "eval_loss")
+SEARCH = ("optim.lr=log(1e-3,1e-1)", "model.width=int(4,8)", "--trials", "2", "--metric", "eval_loss")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_an_interrupted_search_that_continues_is_the_uninterrupted_one(
     project: Path, environment: dict[str, str], train: Callable, number: signal.Signals, code: int
 ) -> None:
     pytest.importorskip("optuna")
-    arguments = [*SEARCH, "train.train_epoch=400", "train.log_period=100"]
+    arguments = [*SEARCH, "train.train_epoch=1000", "train.log_period=20", "train.evaluation.eval_period=1000"]
     folder = project / "output" / "search_lr_width"
     search = start(project, environment, *arguments)
     wait_for(folder / "trial_000" / "metrics.json")
@@ -146,19 +146,20 @@ def test_an_interrupted_search_that_continues_is_the_uninterrupted_one(
     output, _ = search.communicate(timeout=60)
     assert search.returncode == code, output
     assert "Stopped; the same command continues." in output
+    assert ("press Ctrl-C again" in output) == (number == signal.SIGINT)
     assert f"{number.name}: saved after iteration" in (folder / "trial_000" / "console.txt").read_text()
     assert table(folder)["trial_000"]["state"] == "interrupted"
     assert not (folder / "trial_001").exists()
 
-    train("config.py", *arguments, cwd=project)
+    train("config.py", *arguments, cwd=project, timeout=280)
     whole = project / "whole" / "search_lr_width"
-    train("config.py", *arguments, "train.output_dir=whole", cwd=project)
+    train("config.py", *arguments, "train.output_dir=whole", cwd=project, timeout=280)
     assert num_starts(folder / "trial_000") == 2
-    assert [num_starts(folder / f"trial_00{n}") for n in (1, 2)] == [1, 1]
+    assert num_starts(folder / "trial_001") == 1
     keys = ("state", "optim.lr", "model.width", "value")
     rows = [{name: [row[key] for key in keys] for name, row in table(one).items()} for one in (folder, whole)]
     assert rows[0] == rows[1]
-    assert len({row["optim.lr"] for row in table(folder).values()}) == 3
+    assert len({row["optim.lr"] for row in table(folder).values()}) == 2
     for name in rows[0]:
         assert weights(folder / name) == weights(whole / name)
     assert [float(row["value"]) for row in table(folder).values()] == sorted(

@@ -256,7 +256,7 @@ class Interruptions(HookBase):
         is_stopped = received.intersection(_STOPPING)
         then = f"stopped; {self._resume} continues from there" if is_stopped else "continuing"
         if is_stopped and signal.SIGTERM not in received and runs_cells():
-            then += ". train() returns, so that the next cell runs"
+            then += ". In a notebook this is no error, so that the next cell runs"
         logger.info("%s: %s; %s.", names, what, then)
         return f"{what}; {then}."
 

@@ -107,6 +107,8 @@ class Processes:
             one.num_passed = len(self.received)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT and not self.received:
+            os.write(2, b"\nThe runs save and stop; press Ctrl-C again to end them at once.\n")  # async-signal-safe
         self.received.append(number)
 
 
