@@ -78,10 +78,7 @@ def version_faults(root: Path) -> list[str]:
 def _build(folder: Path) -> Path:
     """Build from the committed files, and check what was built; returns the wheel."""
     _say("Building the wheel and the source archive")
-    sources = folder / "sources"
-    sources.mkdir()
-    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
-    subprocess.run(["tar", "-x"], cwd=sources, input=archive, check=True)
+    sources = _committed(folder / "sources")
     shutil.rmtree(DIST, ignore_errors=True)
     _run(sys.executable, "-m", "build", "--outdir", DIST, ".", cwd=sources)
     _say("Checking them")
@@ -92,12 +89,20 @@ def _build(folder: Path) -> Path:
     return wheel
 
 
+def _committed(folder: Path) -> Path:
+    """The committed files, in a new folder."""
+    folder.mkdir()
+    archive = subprocess.run(["git", "archive", "HEAD"], cwd=ROOT, check=True, capture_output=True).stdout
+    subprocess.run(["tar", "-x"], cwd=folder, input=archive, check=True)
+    return folder
+
+
 def _workflows() -> list[Path]:
     return sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 def _try(wheel: Path, torch: str, folder: Path, constraints: str, *, lists: bool) -> None:
-    """Install the wheel with this torch, and run what users run. ``lists``: write the lists of dependencies."""
+    """Install the wheel with this torch, and use it. ``lists``: write the lists of dependencies."""
     _say(f"Installing the wheel with torch {torch}")
     venv.create(folder / "env", with_pip=True)
     python = folder / "env" / "bin" / "python"
@@ -112,15 +117,16 @@ def _try(wheel: Path, torch: str, folder: Path, constraints: str, *, lists: bool
         (DIST / "licenses.txt").write_text(_run(python, "-c", _LICENSES, quiet=True), encoding="utf-8")
     _run(*install, f"{wheel}[examples,test]")
 
-    work = folder / "work"
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\n")
-    for name in filter(None, files):
-        if not name.startswith("trainwright/"):
-            (work / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, work / name)
+    _use(python, torch, folder)
+
+
+def _use(python: Path, torch: str, folder: Path) -> None:
+    """Run what users run, and the quick tests, with the installed package."""
+    work = _committed(folder / "work")
+    shutil.rmtree(work / "trainwright")
     _run(python, "tests/environment/cpu_torchvision.py", cwd=work)
     place = _run(python, "-c", "import torch, trainwright; print(trainwright.__file__, torch.__version__)", cwd=work)
-    assert str(folder / "env") in place, place
+    assert "site-packages" in place, place
     assert place.split()[-1].startswith(torch), place
 
     pytest = (python, "-m", "pytest", "-q")
