@@ -64,7 +64,7 @@ class Others:
         for replaced in (self.broadcast, self.gather, self.broadcast_object_list):
             setattr(torch.distributed, replaced.__name__, replaced)
         dist.largest = self.largest
-        dist.new_cpu_group = lambda: torch.distributed.group.WORLD
+        dist.new_cpu_group = lambda timeout=None: torch.distributed.group.WORLD
 
     def largest(self, *numbers: int, group: Any = None) -> list[int]:
         if group is not None:  # the writer's: whether it has failed, and bytes

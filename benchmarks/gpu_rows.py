@@ -30,6 +30,8 @@ from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
 from trainwright.parallel import setup_dist_util
 from trainwright.parallel.data_parallel import shut_down
 
+# Of a GPT, by whether it is tiny: words, length of a text, width, layers, steps, texts in a batch.
+SIZES = {True: (32, 12, 16, 4, 5, 8), False: (8192, 512, 768, 12, 24, 32)}
 LOSS_TOLERANCE = 1e-4  # of float32 losses on one device, computed in another order
 
 
@@ -175,7 +177,7 @@ def fp16(settings: Settings) -> Found:
     """Train in float16: the scaler skips updates whose gradients overflow, and the others update the weights."""
     batch = _features(1).columns
     data = ColumnDataset(**{name: value.repeat(40, *[1] * (value.dim() - 1)) for name, value in batch.items()})
-    losses, trainer = _losses(LargeLoss(MLP()), settings, data, mixed_precision="fp16", learning_rate=1e-2)
+    losses, trainer = losses_of(LargeLoss(MLP()), settings, data, mixed_precision="fp16", learning_rate=1e-2)
     scale = trainer.run.grad_scaler.get_scale()
     return Found(
         f"scale 65536 → {scale:g}; loss {losses[0]:.1f} → {losses[-1]:.1f}",
@@ -193,29 +195,44 @@ def graph(settings: Settings) -> Found:
     for is_graph in (False, True):
         net = MLP()
         net.load_state_dict(weights)
-        found.append(_losses(WithLoss(net), settings, _features(steps), graph=is_graph)[0])
-    worst = _difference(*found)
+        found.append(losses_of(WithLoss(net), settings, _features(steps), graph=is_graph)[0])
+    worst = difference(*found)
     return Found(
         f"largest difference of {steps} losses: {worst:.1e}", f"<= {LOSS_TOLERANCE:g}", worst <= LOSS_TOLERANCE
     )
 
 
-def layout(settings: Settings) -> Found:
-    """Train a GPT under a layout of the processes."""
-    words, length, width, layers, steps, batch = (
-        (32, 12, 16, 4, 5, 8) if settings.tiny else (8192, 512, 768, 12, 24, 32)
-    )
+def trained_gpt(
+    settings: Settings, *, hooks: Sequence[HookBase] = (), dropout: float = 0.0, **config: Any
+) -> tuple[list[float], Any]:
+    """The loss of each step of a GPT under ``settings.layout``, and the trainer."""
+    with folder_of_run() as folder:
+        return trained(build_gpt(gpt_config(settings, folder, **config), settings, dropout), settings, hooks)
+
+
+def gpt_config(settings: Settings, folder: str, **config: Any) -> TrainingConfig:
+    batch = SIZES[settings.tiny][5]
+    shards = settings.layout.get("tensor_parallel_size", 1) * settings.layout.get("pipeline_parallel_size", 1)
+    return config_of(settings, folder, batch_size=batch // (settings.ranks // shards), **settings.layout, **config)
+
+
+def build_gpt(config: TrainingConfig, settings: Settings, dropout: float = 0.0) -> Any:
+    words, length, width, layers, steps, batch = SIZES[settings.tiny]
     torch.manual_seed(0)
-    config = GPTTextGenerationConfig(
-        vocab_size=words, hidden_size=width, num_hidden_layers=layers, num_attention_heads=max(2, width // 64),
-        hidden_dropout_prob=0.0, max_position_embeddings=length,
+    model = GPTTextGeneration(
+        GPTTextGenerationConfig(
+            vocab_size=words, hidden_size=width, num_hidden_layers=layers, num_attention_heads=max(2, width // 64),
+            hidden_dropout_prob=dropout, max_position_embeddings=length,
+        )
     )  # fmt: skip
     rows = torch.randint(words, (batch * steps, length))
-    shards = settings.layout.get("tensor_parallel_size", 1) * settings.layout.get("pipeline_parallel_size", 1)
-    losses, trainer = _losses(
-        GPTTextGeneration(config), settings, ColumnDataset(token_ids=rows, labels=rows),
-        batch_size=batch // (settings.ranks // shards), **settings.layout,
-    )  # fmt: skip
+    data = ColumnDataset(token_ids=rows, labels=rows)
+    return Trainer(model, config, data, ColumnDataset(token_ids=rows[:batch], labels=rows[:batch]))
+
+
+def layout(settings: Settings) -> Found:
+    """Train a GPT under a layout of the processes."""
+    losses, trainer = trained_gpt(settings)
     ms = trainer.record.ms_per_step
     mib = torch.cuda.max_memory_allocated() / 2**20 if settings.on_gpu else 0.0
     if settings.ranks > 1:
@@ -223,11 +240,14 @@ def layout(settings: Settings) -> Found:
         dist.all_reduce(largest, dist.ReduceOp.MAX)
         mib, ms = largest.tolist()
         shut_down()
-    worst = _difference(losses, settings.expected or losses)
-    result = f"{ms:.1f} ms a step" + (f", {mib:.0f} MiB a GPU" if settings.on_gpu else "")
+    return compared(settings, losses, f"{ms:.1f} ms a step" + (f", {mib:.0f} MiB a GPU" if settings.on_gpu else ""))
+
+
+def compared(settings: Settings, losses: list[float], result: str) -> Found:
+    """``result`` with the difference from the losses of one process, if these are known."""
     if not settings.expected:
-        return Found(result, "trains", len(losses) == steps, losses)
-    tolerance = 1e-3  # of matrix products in parts, over all updates
+        return Found(result, "trains", len(losses) == SIZES[settings.tiny][4], losses)
+    worst, tolerance = difference(losses, settings.expected), 1e-3  # of matrix products in parts, over all updates
     return Found(f"{result}; losses differ by {worst:.1e}", f"losses within {tolerance:g}", worst <= tolerance, losses)
 
 
@@ -255,33 +275,45 @@ def _features(steps: int) -> ColumnDataset:
     return ColumnDataset(x=x, labels=labels)
 
 
-def _losses(model: nn.Module, settings: Settings, data: ColumnDataset, **config: Any) -> tuple[list[float], Any]:
+def losses_of(model: nn.Module, settings: Settings, data: ColumnDataset, **config: Any) -> tuple[list[float], Any]:
     """The loss of each step of a training by ``Trainer``, and the trainer."""
     with folder_of_run() as folder:
-        fixed: dict[str, Any] = {"num_epochs": 1, "batch_size": 32, "optimizer": "adam", "learning_rate": 1e-3}
-        quiet = {
-            "save_enabled": False,
-            "eval_strategy": "no",
-            "metrics": [],
-            "dataloader_shuffle": False,
-            "log_steps": 10_000,
-        }
-        settings_of_run = fixed | quiet | {"device_str": settings.device, "output_dir": folder} | config
-        trainer = Trainer(model, TrainingConfig(**settings_of_run), train_dataset=data)
-        trainer.record = Record(settings)  # type: ignore[attr-defined]
-        trainer.register_hooks([trainer.record])  # type: ignore[attr-defined]
-        trainer.train()
-    return trainer.record.losses, trainer  # type: ignore[attr-defined]
+        return trained(Trainer(model, config_of(settings, folder, **config), train_dataset=data), settings)
 
 
-def _difference(some: Sequence[float], others: Sequence[float]) -> float:
+def config_of(settings: Settings, folder: str, **config: Any) -> TrainingConfig:
+    fixed: dict[str, Any] = {"num_epochs": 1, "batch_size": 32, "optimizer": "adam", "learning_rate": 1e-3}
+    quiet = {
+        "save_enabled": False,
+        "eval_strategy": "no",
+        "metrics": [],
+        "dataloader_shuffle": False,
+        "log_steps": 10_000,
+    }
+    return TrainingConfig(**(fixed | quiet | {"device_str": settings.device, "output_dir": folder} | config))
+
+
+def trained(trainer: Any, settings: Settings, hooks: Sequence[HookBase] = ()) -> tuple[list[float], Any]:
+    trainer.record = Record(settings)
+    trainer.register_hooks([*hooks, trainer.record])
+    trainer.train()
+    return trainer.record.losses, trainer
+
+
+def difference(some: Sequence[float], others: Sequence[float]) -> float:
     return max(abs(a - b) for a, b in zip(some, others, strict=True))
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    found = globals()[sys.argv[1]](Settings(**json.loads(sys.argv[2])))
-    print_result(dataclasses.asdict(found))
+    settings = Settings(**json.loads(sys.argv[2]))
+    if sys.argv[1] in globals():
+        measure = globals()[sys.argv[1]]
+    else:
+        from benchmarks import gpu_needs
+
+        measure = getattr(gpu_needs, sys.argv[1])
+    print_result(dataclasses.asdict(measure(settings)))
 
 
 if __name__ == "__main__":

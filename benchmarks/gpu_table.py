@@ -46,6 +46,23 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "data 2, tensor 2, pipeline 2": (8, {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}),
     "data 8, ZeRO 3": (8, {"zero_stage": 3}),
 }
+# What several processes do with GPUs only: the function of `benchmarks.gpu_needs`, the processes, their layout.
+_ZERO, _PIPELINE, _TENSOR = {"zero_stage": 3}, {"pipeline_parallel_size": 2}, {"tensor_parallel_size": 2}
+NEEDS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "A check before each step, ZeRO 3": ("order", 2, _ZERO),
+    "A check before each step, pipeline 2": ("order", 2, _PIPELINE),
+    "A check before each step, pipeline 2, ZeRO 3": ("order", 4, _PIPELINE | _ZERO),
+    "Evaluations of a pipeline between steps": ("evaluations", 2, _PIPELINE),
+    "NCCL connected at once (device_id)": ("eager", 2, {}),
+    "Dropout, tensor 2": ("dropout", 2, _TENSOR),
+    "Dropout, tensor 2, sequence parallel": ("dropout", 2, _TENSOR | {"sequence_parallel": True}),
+    "Parameters in pinned host memory, ZeRO 3": ("offload", 2, _ZERO | {"zero_offload": True}),
+    "Compiled blocks, ZeRO 3": ("compiled", 2, _ZERO),
+    "Compiled blocks, tensor 2": ("compiled", 2, _TENSOR),
+    "Peak against estimate, one process": ("peak", 1, {}),
+    "Peak against estimate, ZeRO 3": ("peak", 2, _ZERO),
+    "A hang while the others wait for their GPUs": ("hanging", 2, {}),
+}
 MEDIUM = {"model": "gpt_medium", "steps": 48, "batch": 16, "precision": "bf16", "log_every": 8}
 TINY = {"model": "mlp", "steps": 24, "batch": 32, "log_every": 6}
 
@@ -94,8 +111,36 @@ class Suite:
             yield self._guarded(about, partial(self._waits, peer))
         for peer in ("objects", "objects:graph"):
             yield self._guarded(f"{TITLES[peer]}, MLP: launches", partial(self._launches, peer))
+        yield from self._needs()
         yield from self._against_plain_loop()
         yield from self._layouts()
+
+    def _needs(self) -> Iterator[Row | None]:
+        """With a GPU for each process, or with all of them on the first one: see `benchmarks.gpu_needs`."""
+        losses = list[float]()
+        for about, (name, ranks, layout) in NEEDS.items():
+            yield self._guarded(about, partial(self._need, name, ranks, layout, losses))
+
+    def _need(self, name: str, ranks: int, layout: Mapping[str, Any], losses: list[float]) -> Row:
+        if name == "hanging":
+            return self._hang(ranks)
+        is_compared = name in ("order", "evaluations", "offload", "compiled")
+        if is_compared and not losses:
+            losses += self._function("layout", is_tiny=True)["losses"]
+        expected = losses if is_compared else []
+        is_tiny = self.tiny or name != "peak"
+        return _judged(self._function(name, ranks=ranks, layout=layout, expected=expected, is_tiny=is_tiny))
+
+    def _hang(self, ranks: int) -> Row:
+        from benchmarks.gpu_needs import WAITED
+
+        start = time.monotonic()
+        found = self._run_function("hanging", ranks=ranks, is_tiny=True)
+        seconds, is_named = time.monotonic() - start, WAITED in found.get("output", "")
+        text = "ended, with the places of all processes" if is_named else f"not reported: {found.get('error', '')}"
+        return Row(
+            "", f"{text}, after {seconds:.0f} s", "a report of all processes within 60 s", is_named and seconds < 60
+        )
 
     def _against_plain_loop(self) -> Iterator[Row | None]:
         """Steps of the large GPT: eager ones against the plain loop, graph mode against the compiled plain loop."""
@@ -167,11 +212,14 @@ class Suite:
         return self._result(run(peer, {**job, "device": self.device}, timeout_s=self._limit(), **self._gpus(1)))
 
     def _function(self, name: str, ranks: int = 1, **more: Any) -> dict[str, Any]:
-        is_tiny = self.tiny or (name == "layout" and self.shares_gpu)
+        return self._result(self._run_function(name, ranks, **more))
+
+    def _run_function(self, name: str, ranks: int = 1, *, is_tiny: bool | None = None, **more: Any) -> dict[str, Any]:
+        shares_gpu = (self.shares_gpu or is_tiny is not None) and ranks > self.gpus
+        is_tiny = self.tiny or (name == "layout" and self.shares_gpu) if is_tiny is None else is_tiny
         settings = {"device": self.device, "tiny": is_tiny, "ranks": ranks, **more}
-        module, shares_gpu = "benchmarks.gpu_rows", self.shares_gpu and ranks > self.gpus
-        found = run(name, settings, timeout_s=self._limit(), module=module, shares_gpu=shares_gpu, **self._gpus(ranks))
-        return self._result(found)
+        options: dict[str, Any] = {"module": "benchmarks.gpu_rows", "shares_gpu": shares_gpu, **self._gpus(ranks)}
+        return run(name, settings, timeout_s=self._limit(), **options)
 
     def _gpus(self, ranks: int) -> dict[str, str]:
         """One process gets one GPU; several get all of them."""

@@ -85,7 +85,8 @@ def run(
 ) -> dict[str, Any]:
     """Run one training of ``peer`` in a process of its own, or in ``ranks`` processes, and return its result.
 
-    If it fails, the result has ``error``, the last line of its output. ``shares_gpu``: all processes use the first GPU.
+    If it fails, the result has ``error``, the last line of its ``output``. ``shares_gpu``: all processes use the first
+    GPU.
     """
     ranks = settings.get("ranks", 1)
     port = _free_port()
@@ -107,7 +108,8 @@ def run(
             return json.loads(line[len(RESULT) :]) | {"spawned_ns": outputs[0].spawned_ns}
     lines = [line for text in texts for line in text.splitlines() if line.strip()]
     errors = [match[1] for line in lines if (match := _ERROR.match(line))]
-    return {"name": peer, "error": errors[0] if errors else lines[-1] if lines else "no output"}
+    error = errors[0] if errors else lines[-1] if lines else "no output"
+    return {"name": peer, "error": error, "output": "\n".join(texts)}
 
 
 def take_turns(peers: Sequence[str], settings: Mapping[str, Any], *, rounds: int, **variables: str) -> list[Any]:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from benchmarks import gpu_rows, gpu_table
+from benchmarks.gpu_needs import WAITED
 from benchmarks.gpu_rows import Settings
 from benchmarks.gpu_table import Suite
 
@@ -45,6 +46,20 @@ def test_the_table_is_written_without_a_gpu(run_python: Callable[..., Any], tmp_
     assert "torch 2" in lines[-1]
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", gpu_table.NEEDS)
+def test_a_row_that_needs_gpus_has_no_errors_of_its_own(name: str) -> None:
+    rows = {row.about: row for row in Suite(device="cpu", tiny=True, gpus=2, minutes=9, only=[name]).rows()}
+    assert rows[name].passed, rows[name]
+
+
+def test_a_hang_that_no_process_reports_is_a_failed_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_table, "run", lambda *_, **__: {"error": "killed", "output": "rank 0: killed"})
+    (row,) = Suite(device="cpu", tiny=True, gpus=2, minutes=4, only=["A hang"]).rows()
+    assert row.passed is False
+    assert "not reported: killed" in row.result
+
+
 def suite(monkeypatch: pytest.MonkeyPatch, run: Callable[..., dict[str, Any]], **options: Any) -> Suite:
     monkeypatch.setattr(gpu_table, "run", run)
     return Suite(**{"device": "cpu", "tiny": True, "gpus": 8, "minutes": 9.5, **options})
@@ -56,6 +71,8 @@ def test_a_row_that_fails_is_reported_and_the_others_run(monkeypatch: pytest.Mon
             return {"error": "RuntimeError: no | memory"}
         if name == "objects":
             raise OSError("no process")
+        if name == "hanging":
+            return {"error": "ended", "output": f"A process has {WAITED} (hang_timeout_s): the job ends."}
         losses = {"losses": [1.0]} if name == "layout" else {}
         return {"result": "good", "expected": "good", "passed": True, "launches": 1, "us_between_lines": 1e3, **losses}
 

@@ -273,11 +273,26 @@ def _local_values(*parameters: Any) -> tuple[Tensor, ...]:
     The gradients are copied: autograd passes one tensor to both terms of ``a + b``, and sees only the DTensors around
     it, so that both parameters would add later gradients to the same memory.
     """
-    values = tuple(parameter.to_local() for parameter in parameters)
-    for value in values:
-        if value.requires_grad:
-            value.register_hook(torch.clone)
-    return values
+    copied: Any = _CopiedGradient  # torch does not declare the types of apply
+    return tuple(copied.apply(parameter.to_local()) for parameter in parameters)
+
+
+class _CopiedGradient(torch.autograd.Function):
+    """The same values, whose gradient is a copy. A hook of a tensor would do that, too, but not in a compiled block."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(context: Any, inputs: Any, output: Any) -> None:
+        """Nothing is kept for the backward pass."""
+
+    @staticmethod
+    def backward(context: Any, gradient: Tensor) -> Tensor:
+        return gradient.clone()
 
 
 def _sum_gradients(*parameters: Any) -> tuple[Tensor, ...]:
