@@ -40,8 +40,8 @@ CONTRADICTIONS: list[tuple[dict[str, Any], str, str]] = [
     ),
     (
         {"ema": {"warmup": 100, "power": 0.75}},
-        r"TrainingConfig\.ema: got power=0\.75, which is for warmup='timm'",
-        r"train\.ema.*: got power=0\.75, which is for warmup='timm'",
+        r"TrainingConfig\.ema: got power=0\.75 with warmup=100\. It belongs",
+        r"train\.ema.*: got power=0\.75 with warmup=100\. It belongs",
     ),
     (
         {"unfreeze": [{"layers": ["a"]}]},

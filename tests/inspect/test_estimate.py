@@ -291,6 +291,24 @@ def test_a_frozen_part_has_no_gradients_and_no_state() -> None:
     assert found.optimizer == pytest.approx(2 * found.trainable, rel=0.01)
 
 
+def test_experts_of_transformers_are_estimated_in_float32_as_in_bfloat16() -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_local_experts": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    model, data, costs = MixtralConfig(vocab_size=VOCABULARY, **sizes, **heads), texts("input_ids"), []
+    for dtype in (torch.float32, torch.bfloat16):
+        config = TrainingConfig(output_dir="x", batch_size=4, num_epochs=1)
+
+        def build(config: Any, dtype: torch.dtype = dtype) -> Trainer:
+            return Trainer(MixtralForCausalLM(model).to(dtype), config, train_dataset=data)
+
+        costs.append(estimate(build, config).costs[0])
+    assert costs[0].trainable == 2 * costs[1].trainable
+    assert costs[0].gradients == 2 * costs[1].gradients
+    assert costs[0].activations == pytest.approx(2 * costs[1].activations, rel=0.4)  # some are float32 in both
+
+
 def test_the_sizes_are_those_that_both_apis_read() -> None:
     layout = Layout(data=2, tensor=4, pipeline=2, zero_stage=3)
     config = with_layout(TrainingConfig(output_dir="x"), layout)

@@ -90,7 +90,8 @@ def _average(spec: NamedSettings) -> str | None:
             return f"got average='equal' with {name}={ema[name]!r}, but {why}. Give one of them."
     for name in ("gamma", "power"):
         if name in ema and ema.get("warmup") != "timm":
-            return f"got {name}={ema[name]!r}, which is for warmup='timm', with warmup={ema.get('warmup')!r}."
+            given = f"warmup={ema['warmup']!r}" if ema.get("warmup") else "no warmup"
+            return f"got {name}={ema[name]!r} with {given}. It belongs to 'warmup': 'timm'."
     return None
 
 

@@ -453,7 +453,7 @@ class Ema(TypedDict, total=False):
 
     decay: Annotated[float, Field(ge=0, lt=1), Allowed("a number in [0, 1), such as 0.999")]
     average: Literal["exponential", "equal"]
-    warmup: Count | Literal["diffusers", "timm", "yolo"]
+    warmup: Count | Literal["diffusers", "timm", "yolo"] | None
     gamma: Positive
     power: Positive
     start: CountOrZero | _ShareOfSteps

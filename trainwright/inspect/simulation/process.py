@@ -90,6 +90,7 @@ def _replacements() -> list[AbstractContextManager[Any]]:
     return [
         replaced(nn.Module, "_apply", _converted()),
         replaced(Tensor, "__deepcopy__", _copied),  # torch's own copies the data
+        *([] if _grouped is None else [replaced(nn.functional, "grouped_mm", _grouped_mm)]),
         # Objects travel as the data of tensors. All processes have the same in a simulation.
         replaced(dist, "all_gather_object", _gather_objects),
         replaced(ranks, "all_gather_content", lambda content, group=None: [content] * dist.get_world_size(group)),
@@ -99,6 +100,20 @@ def _replacements() -> list[AbstractContextManager[Any]]:
         *(replaced(mesh, name, _with_data(getattr(mesh, name))) for name in _OF_RANKS),
         *_of_sharding(),
     ]
+
+
+_grouped = getattr(nn.functional, "grouped_mm", None)  # of torch
+
+
+def _grouped_mm(rows: Tensor, weight: Tensor, **options: Any) -> Any:
+    """The product of rows with the matrices of their experts, as used by models of transformers.
+
+    Without data torch computes only those of bfloat16. The product with one matrix has the same shapes and operations.
+    """
+    if rows.dim() == 2 and weight.dim() == 3 and rows.dtype != torch.bfloat16:
+        return rows @ weight[0]
+    assert _grouped is not None  # it is replaced only where torch has it
+    return _grouped(rows, weight, **options)
 
 
 def _of_sharding() -> list[AbstractContextManager[Any]]:
