@@ -32,8 +32,8 @@ def check_steps_of_parts(optimizer: Any) -> None:
     if reason is not None:
         raise ConfigError(
             f"{kind.__name__} ({kind.__module__}): its step cannot update parameters that ZeRO, tensor or"
-            f" expert parallelism has divided ({reason}). Use another optimizer, such as AdamW, or a layout in which each process has"
-            " complete parameters: data parallelism without zero_stage, or pipeline stages."
+            f" expert parallelism has divided ({reason}). Use another optimizer, such as AdamW, or a layout in which"
+            " each process has complete parameters: data parallelism without zero_stage, or pipeline stages."
         )
 
 
