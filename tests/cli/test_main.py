@@ -155,7 +155,7 @@ def test_each_line_for_the_command_of_another_program_is_accepted(name: str) -> 
 
 
 def test_the_page_of_the_command_line_has_all_commands() -> None:
-    page = (Path(trainwright.__file__).parents[1] / "docs" / "command-line.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text(encoding="utf-8")
     table = "\n".join(line for line in page.splitlines() if line.startswith("| `"))
     assert [name for name in COMMANDS if f"`{name} " not in table and f"`{name}`" not in table] == []
 

@@ -28,7 +28,7 @@ def test_config_files_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert main(["new", "project"]) == 0
     for file in [*CONFIGS, tmp_path / "project" / "config.py"]:
         assert program_sign(file) is None, file
-    assert len(CONFIGS) > 4
+    assert len(CONFIGS) >= 2  # of the examples, and of the package where its sources are here
 
 
 TRAINS = "model = Net()\ntrainer = Trainer(model, config, data)\n"

@@ -157,5 +157,6 @@ class MappedTensors:
 
     def release(self) -> None:
         """Free the memory of all tensors, whose values are read from the file again."""
-        if isinstance(self._content, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
-            self._content.madvise(mmap.MADV_DONTNEED)
+        content = self._content
+        if content is not None and not isinstance(content, bytearray) and hasattr(mmap, "MADV_DONTNEED"):
+            content.madvise(mmap.MADV_DONTNEED)

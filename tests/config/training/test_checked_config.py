@@ -144,6 +144,8 @@ def test_a_value_of_any_field_comes_back(name: str, tmp_path: Path) -> None:
 def test_any_configuration_comes_back(seed: int, tmp_path: Path) -> None:
     draw = random.Random(seed)
     settings = {name: draw.choice(values) for name, values in VALUES.items() if draw.random() < draw.choice([0.1, 0.9])}
+    if isinstance(settings.get("gradient_accumulation_steps"), dict):  # a schedule goes with neither of these
+        settings |= {"pipeline_parallel_size": 1, "elastic": False}
     assert_it_comes_back(TrainingConfig(**settings), tmp_path)
     assert_it_comes_back(TrainerConfig(**{**TASK, **settings}), tmp_path)
 
