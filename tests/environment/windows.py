@@ -1,6 +1,6 @@
 """A process that has of the system what Windows has: ``import tests.environment.windows`` before trainwright.
 
-Modules of POSIX cannot be imported, ``os`` and ``signal`` lack its names, folders cannot be opened, links need a
+Modules of POSIX cannot be imported, ``os`` and ``signal`` are without its names, folders cannot be opened, links need a
 privilege, and a file that is open or mapped can be neither deleted nor renamed. What was imported before keeps the
 real modules: torch and the other packages have their own ways.
 """
