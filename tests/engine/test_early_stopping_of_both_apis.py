@@ -118,6 +118,20 @@ def test_a_stopped_run_stays_stopped_and_a_larger_patience_continues_it(
 
 
 @pytest.mark.parametrize("api", APIS)
+def test_a_start_that_stays_stopped_leaves_the_rows_of_the_run(tmp_path: Path, api: str) -> None:
+    found = {}
+    for starts in (1, 3):
+        folder = tmp_path / str(starts)
+        for start in range(starts):
+            made(api, folder, {"patience": 2}, resume=start > 0).train()
+        longer = made(api, folder, None, resume=True)
+        longer.train()
+        found[starts] = [{k: v for k, v in row.items() if "time" not in k} for row in longer.history]
+    assert found[3] == found[1]
+    assert len(found[1]) >= EPOCHS
+
+
+@pytest.mark.parametrize("api", APIS)
 def test_a_resume_in_the_middle_counts_as_the_uninterrupted_run(tmp_path: Path, api: str) -> None:
     whole = trained(tmp_path / "whole", api, {"patience": 3})
     trainer = made(api, tmp_path / api, {"patience": 3})

@@ -69,7 +69,8 @@ class RunRecord(HookBase):
             self._write()
 
     def before_first_step(self) -> None:
-        if self.trainer.called_hooks is not None:  # hooks of the last iteration, which write, are called now
+        # Hooks of the last iteration, which write, are called now; or a callback that has stopped the run is loaded.
+        if self.trainer.called_hooks is not None or self.trainer.start_iter >= self.trainer.max_iter:
             self.after_step()
 
     def after_step(self) -> None:
