@@ -241,7 +241,10 @@ def test_a_value_within_an_update_that_comes_later_counts_from_there(build: Any,
 
 
 @APIS
-@pytest.mark.parametrize("values", [{"total_loss": 1.0}, {"": 1.0}, {"x": torch.zeros(2)}, {"x": "high"}, 3])
+@pytest.mark.parametrize(
+    "values",
+    [{"total_loss": 1.0}, {"loss": 1.0}, {"eval_loss": 1.0}, {"": 1.0}, {"x": torch.zeros(2)}, {"x": "high"}, 3],
+)
 def test_what_cannot_be_logged_is_refused(build: Any, values: Any, tmp_path: Path) -> None:
     class Wrong(HookBase):
         def after_step(self) -> None:
@@ -253,6 +256,14 @@ def test_what_cannot_be_logged_is_refused(build: Any, values: Any, tmp_path: Pat
         trainer.train()
     with pytest.raises(NoEventStorageError):
         trainer.log({"x": 1.0})
+
+
+@pytest.mark.parametrize(("others", "options"), [((1.0,), {}), ((1.0,), {"prog_bar": True}), ((), {"on_epoch": True})])
+def test_the_form_of_another_library_is_answered_with_the_line_to_write(
+    others: Any, options: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigTypeError, match=r"trainer\.log: got 'hits' \(str\).*: trainer\.log\({'hits': value}\)"):
+        python_api(tmp_path).log("hits", *others, **options)
 
 
 def _logged_on_ranks(folder: Path, accumulation: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -124,7 +124,7 @@ class RunMethods(TrainerBase):
         path = Path(self.run.checkpointer.save_dir, BEST)
         return path if (self.has_trained or self.run.folder.resume) and path.exists() else None
 
-    def log(self, values: Mapping[str, Any]) -> None:
+    def log(self, values: Mapping[str, Any], *others: Never, **options: Never) -> None:
         """Log values by name, numbers or tensors of one element, in each writer; tensors are read later, at a log line.
 
         * In a step: the mean over the micro-batches of the update and over all processes, weighted as the loss is. Of
@@ -137,7 +137,7 @@ class RunMethods(TrainerBase):
         Raises:
             NoEventStorageError: there is no training and no evaluation.
         """
-        scalars, storage = logged_scalars(values), get_event_storage()
+        scalars, storage = logged_scalars(values, *others, **options), get_event_storage()
         step = self.run.current_step() if self._stepper is not None and self.iterations_done == self.iter else None
         if isinstance(storage, EvaluationStorage):
             storage.log(scalars)

@@ -31,6 +31,7 @@ _MAX_SAVED = 1000  # values per metric in a checkpoint
 
 # Names of the trainer's own metrics.
 OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
+_OWN_LOSSES = frozenset({"loss", "epoch_loss", "eval_loss"})  # also those of evaluations
 
 Scalar = SupportsFloat | Tensor  # Tensor: exactly one element
 
@@ -523,20 +524,26 @@ def _finite_mean(points: list[tuple[float, int]]) -> float:
     return sum(values) / len(values)
 
 
-def logged_scalars(values: Mapping[str, Scalar]) -> dict[str, float | Tensor]:
-    """The values for ``trainer.log``, checked: floats, and detached copies of tensors, which are not read."""
-    if not isinstance(values, Mapping):
+def logged_scalars(values: Mapping[str, Scalar], *others: object, **options: object) -> dict[str, float | Tensor]:
+    """The values for ``trainer.log``, checked: floats, and detached copies of tensors, which are not read.
+
+    ``others`` and ``options`` are those of Lightning's ``log(name, value, prog_bar=True)``; nothing is allowed.
+    """
+    if not isinstance(values, Mapping) or others or options:
+        shown = [f"{one!r:.80} ({type(one).__name__})" for one in (values, *others)]
+        shown += [f"{name}={value!r:.80}" for name, value in options.items()]
+        example = f"{values!r}: value" if isinstance(values, str) else '"accuracy": accuracy'
         raise ConfigTypeError(
-            f"trainer.log: got {values!r:.80} ({type(values).__name__}); it takes values by name:"
-            ' trainer.log({"accuracy": accuracy}).'
+            f"trainer.log: got {', '.join(shown)}; it takes values by name, and nothing else:"
+            f" trainer.log({{{example}}})."
         )
     if torch.compiler.is_compiling():
         raise ConfigError("trainer.log cannot be part of a compiled program: return the values beside the loss.")
     for name in values:
-        if not isinstance(name, str) or not name or name in OWN_NAMES:
+        if not isinstance(name, str) or not name or name in OWN_NAMES | _OWN_LOSSES:
             raise ConfigError(
                 f"trainer.log: {name!r} cannot name a value: it must be a non-empty string, and no name of what the"
-                f" trainer records itself ({', '.join(sorted(OWN_NAMES))})."
+                f" trainer records itself ({', '.join(sorted(OWN_NAMES | _OWN_LOSSES))})."
             )
     return {n: copied_scalar(n, v) if isinstance(v, Tensor) else as_number(n, v) for n, v in values.items()}
 
