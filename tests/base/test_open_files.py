@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("resource", reason="Windows has no such limit")
 
-from trainwright.base.open_files import connect_when_used, needed_files
+from trainwright.base.open_files import connect_when_used
 
 PROGRAM = """
     import resource
@@ -23,7 +23,7 @@ PROGRAM = """
 @pytest.mark.parametrize(
     ("limits", "processes", "expected"),
     [
-        ((256, 4096), 8, [True, needed_files(8), 4096, 4096]),
+        ((256, 4096), 8, [True, 544, 4096, 4096]),
         ((1024, 4096), 8, [True, 1024, 4096, 4096]),
         ((256, 1024), 1024, [False, 1024, 1024, 1024]),
     ],

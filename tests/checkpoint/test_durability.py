@@ -149,7 +149,12 @@ def test_a_second_name_of_an_iteration_syncs_only_what_is_new(tmp_path: Path, mo
 def test_a_save_reads_no_manifest_of_the_checkpoints_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = list[Path]()
     read_manifest = folder_module.read_manifest
-    monkeypatch.setattr(folder_module, "read_manifest", lambda path: read.append(path) or read_manifest(path))  # type: ignore[func-returns-value]
+
+    def watched(path: Path) -> Any:
+        read.append(path)
+        return read_manifest(path)
+
+    monkeypatch.setattr(folder_module, "read_manifest", watched)
     Checkpointer(nn.Linear(4, 2), tmp_path).save("model_0000000", iteration=0)
     checkpointer = Checkpointer(nn.Linear(4, 2), tmp_path)
     assert read == [tmp_path / "model_0000000"]

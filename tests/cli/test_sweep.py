@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from tests.fork_server import python
+from trainwright import DefaultTrainer
 from trainwright.base.errors import ConfigError
 from trainwright.cli.main import main
 from trainwright.cli.sweep.values import Range, folder_name, name_of, read_values, short_keys
+from trainwright.cli.train import main as main_of_program
 
 CONFIG = """
 import torch
@@ -171,7 +173,7 @@ def test_a_trial_that_has_failed_is_tried_again_with_its_values(project: Path, t
     optuna = pytest.importorskip("optuna")
     command = ["config.py", "model.width=13,4", "--trials", "2", "--sampler", "random", "--metric", "corr"]
     command += ["train.seed=4"]
-    train(*command, cwd=project, code=None)
+    train(*command, cwd=project, code=1)
     folder = project / "output" / "search_width"
     first = table(folder)
     states = {row["model.width"]: row["state"] for row in first.values()}
@@ -249,6 +251,9 @@ def test_a_script_with_a_trainer_of_its_own_sweeps_too(project: Path, run_python
         ("optim.lr=uniform(-1,1) --trials 2 --metric loss", ["optim.lr", "-1.0"]),
         ("optim.lr=glob(*) --sweep", ["optim.lr=glob(*)", "separated by commas"]),
         ("optim.lr=1,2 --jobs 2", ["--jobs", "Add --sweep"]),
+        ("model.name=1,'1' --sweep", ["1 and '1' would have one folder", "Give one of them"]),
+        ("optim.lr=1,2 --sweep --sampler random", ["--sampler", "Add --trials N"]),
+        ("optim.lr=1,2 --sweep --direction minimize", ["--direction", "needs --metric NAME"]),
         ("optim.lr=1,2 --sweep --jobs 0", ["got '0'; it must be a whole number >= 1"]),
         ("optim.lr=1,2 --sweep --eval-only", ["--eval-only"]),
         ("optim.lr=1,2 --sweep --fast-dev-run", ["--fast-dev-run"]),
@@ -278,6 +283,16 @@ def test_what_cannot_be_a_sweep_is_refused_before_the_first_run(
     assert [fact for fact in facts if fact not in said.err] == []
     assert "Traceback" not in said.err
     assert not (project / "output").exists()
+
+
+def test_a_sweep_of_a_program_that_passes_its_arguments_on_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its runs would be those of another trainer."""
+    monkeypatch.chdir(project)
+    with pytest.raises(SystemExit):
+        main_of_program(["config.py", "optim.lr=1,2", "--sweep"], trainer_class=DefaultTrainer)
+    assert "without argv" in capsys.readouterr().err
 
 
 def test_without_optuna_a_search_names_the_command_that_installs_it(

@@ -104,6 +104,7 @@ class Stream(IterableDataset[Any]):
         ((documents(), 1), "PackedDataset.length: got 1; it must be a number of tokens >= 2"),
         ((documents(), True), "PackedDataset.length: got True"),
         (([], 8), "there is no text with a token"),
+        (([], 8, {"lengths": []}), "there is no text with a token"),
         ((documents([0, 0]), 8), "there is no text with a token"),
         (([{"x": [1]}], 8), "text 0 has no 'input_ids' or 'token_ids', but the fields ['x']"),
         (([[1, 2]], 8), "text 0 has no 'input_ids' or 'token_ids', but list"),

@@ -202,7 +202,8 @@ def adapted(**own: Any) -> nn.Module:
 
     torch.manual_seed(0)
     config = LoraConfig(target_modules=["q_proj", "v_proj"], r=4, init_lora_weights=False, **own)
-    model: nn.Module = get_peft_model(build("Mixtral"), config)  # type: ignore[arg-type]
+    base: Any = build("Mixtral")
+    model: nn.Module = get_peft_model(base, config)
     return model
 
 
@@ -270,12 +271,11 @@ def refusals(folder: Path) -> list[str]:
             trainer_of(folder, model, 1, **{"expert_parallel_size": 2} | own).train()
         return str(raised.value)
 
-    dense, wide = Dense(), build("Mixture")
-    wide.blocks[0].experts.register_parameter("bias", nn.Parameter(torch.zeros(WIDTH)))  # type: ignore[union-attr, index]
-    in_rows = build("Mixture")
-    in_rows.blocks[0].experts.register_forward_pre_hook(  # type: ignore[union-attr, index]
-        lambda module, inputs: (inputs[0], inputs[1], inputs[2][:, :1])
-    )
+    dense = Dense()
+    wide: Any = build("Mixture")
+    wide.blocks[0].experts.register_parameter("bias", nn.Parameter(torch.zeros(WIDTH)))
+    in_rows: Any = build("Mixture")
+    in_rows.blocks[0].experts.register_forward_pre_hook(lambda module, inputs: (inputs[0], inputs[1], inputs[2][:, :1]))
     messages = [
         message(dense),
         message(wide),
@@ -305,10 +305,11 @@ def test_what_cannot_be_divided_is_refused_before_the_first_update(tmp_path: Pat
         "graph: got True with",
         r"blocks.0.experts .* shapes \(144, 16\), \(144, 2\), \(144, 1\)",
         "expert parallel: create_graph=True",
-        "base_model.model.model.layers.0.mlp.experts has an adapter of peft",
     ]
+    if find_spec("peft"):
+        expected.append("base_model.model.model.layers.0.mlp.experts has an adapter of peft")
     for messages in on_ranks(refusals, tmp_path):
-        for message, text in zip(messages, expected, strict=False):
+        for message, text in zip(messages, expected, strict=True):
             assert re.search(text, message), message
 
 
@@ -318,7 +319,10 @@ def test_an_estimate_counts_the_experts_and_tokens_of_a_process(tmp_path: Path) 
     def cost(**layout: Any) -> StepCost:
         config = TrainingConfig(output_dir=str(tmp_path), num_epochs=1, batch_size=4, metrics=None, **layout)
         model = partial(build, "Mixtral", intermediate_size=512, num_local_experts=8)
-        make = lambda config: Trainer(model().bfloat16(), config, train_dataset=Rows(32))  # noqa: E731
+
+        def make(config: TrainingConfig) -> Trainer:
+            return Trainer(model().bfloat16(), config, train_dataset=Rows(32))
+
         return estimate(make, config, world_size=8).costs[0]
 
     whole, found = cost(), cost(expert_parallel_size=8)

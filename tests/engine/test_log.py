@@ -135,8 +135,10 @@ def test_hooks_and_callbacks_log_in_both(build: Any, accumulation: int, tmp_path
     assert storage.history("before").values() == [(float(at), at) for at in range(end)]
     assert storage.history("after").values() == [(2.0 * at, at) for at in range(end)]
     assert len(storage.history("begun").values()) == end
-    assert storage.history("epochs").latest() >= 1
-    assert storage.history("rows").latest() <= SIZE
+    is_python = build is python_api
+    assert storage.history("epochs").latest() == (2 if is_python or accumulation == 2 else 1)
+    # The last batch of an epoch has 2 samples in the Python API.
+    assert storage.history("rows").latest() == pytest.approx({1: 2, 2: 10 / 3}[accumulation] if is_python else SIZE)
     assert "mean_input" in storage.histories()
     if build is config_files and accumulation == 2:  # the mean over both micro-batches
         assert storage.history("begun").values()[1] == (2.5, 1)
@@ -252,7 +254,7 @@ def test_what_cannot_be_logged_is_refused(build: Any, values: Any, tmp_path: Pat
 
     trainer = build(tmp_path)
     trainer.register_hooks([Wrong()])
-    with pytest.raises((ConfigError, ConfigTypeError)):
+    with pytest.raises(ConfigError, match=r"^(trainer\.log|put_scalar\('x'\)): "):
         trainer.train()
     with pytest.raises(NoEventStorageError):
         trainer.log({"x": 1.0})

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from tests.parallel.test_tensor import gpt, of_transformers
 from tests.toys import Samples, file_config
@@ -17,6 +17,7 @@ from trainwright.base.errors import ConfigError
 from trainwright.config import LazyCall
 from trainwright.data import CyclicSampler, PackedDataset
 from trainwright.models import GPTTextGeneration
+from trainwright.models.packed_texts import check_packed_texts
 from trainwright.optim import get_default_optimizer_params
 
 LENGTH, BATCH, UPDATES = 16, 4, 6
@@ -233,6 +234,31 @@ def test_a_subclass_of_the_collator_of_transformers(tmp_path: Path) -> None:
     trainer = Trainer(mixing("OPT", use_cache=False), settings(tmp_path), documents("Llama"), data_collator=collator)
     with pytest.raises(ConfigError, match="DataCollatorWithFlattening: packed texts would see each other"):
         trainer.train()
+
+
+def test_a_stream_of_texts_for_the_collator_of_transformers_is_not_read_before() -> None:
+    transformers = pytest.importorskip("transformers")
+    texts = documents("Llama")
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(texts)
+
+    loader = DataLoader(Stream(), 2, collate_fn=transformers.DataCollatorWithFlattening())
+    check_packed_texts(of_transformers("Llama", use_cache=False), loader)
+    with pytest.raises(ConfigError, match="With its cache"):  # what a model declares is looked at
+        check_packed_texts(of_transformers("Llama", use_cache=True), loader)
+
+
+def test_a_model_is_tried_again_until_a_trial_has_compared_something() -> None:
+    """The first text of the data has one token only, so that nothing can be compared."""
+    transformers = pytest.importorskip("transformers")
+    model, collator = mixing("OPT", use_cache=False), transformers.DataCollatorWithFlattening()
+    same: Any = [{"input_ids": torch.full((6,), 5)}]
+    check_packed_texts(model, DataLoader(same, 1, collate_fn=collator))
+    texts: Any = documents("Llama")
+    with pytest.raises(ConfigError, match="packed texts would see each other"):
+        check_packed_texts(model, DataLoader(texts, 1, collate_fn=collator))
 
 
 def test_other_data_with_positions_are_not_looked_at(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -90,7 +89,7 @@ for _package in _PACKAGES:
 import shutil  # noqa: E402
 
 _real_open = os.open
-shutil._use_fd_functions = False  # type: ignore[attr-defined]
+vars(shutil)["_use_fd_functions"] = False
 for _name, _number in (("unlink", 1), ("remove", 1), ("rename", 2), ("replace", 2), ("rmdir", 1)):
     setattr(os, _name, _unless_used(getattr(os, _name), _number))
 os.symlink = _no_link
@@ -99,4 +98,3 @@ for _name in _MODULES:
     sys.modules.pop(_name, None)
 sys.modules["os"] = _Without(os, _OF_OS, name="nt", open=_open, symlink=_no_link)
 sys.modules["signal"] = _Without(signal, _OF_SIGNAL)
-assert Path.cwd()

@@ -69,6 +69,17 @@ def test_the_rate_is_without_the_first_iteration_and_what_is_no_step() -> None:
 
 
 @pytest.mark.usefixtures("_all_clocks")
+def test_one_evaluation_of_a_resumed_run_is_taken_for_the_first_of_this_start() -> None:
+    rate = Rate(1000)
+    spend(1)
+    rate.update(1001, is_first=True)
+    spend(1)
+    rate.update(1010)
+    rate.count("evaluation", 1010, 5)
+    assert rate.left_s(20) == pytest.approx(20 / 9 + 2 * 5)
+
+
+@pytest.mark.usefixtures("_all_clocks")
 def test_the_time_left_falls_between_two_slow_steps() -> None:
     rate = Rate()
     for done in (1, 2):

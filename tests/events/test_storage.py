@@ -324,6 +324,15 @@ def test_a_resumed_storage_smooths_as_the_uninterrupted_one():
     assert len(second.state_dict()["scalars"]["loss"]["values"]) == 1000  # however long the run
 
 
+def test_a_resume_knows_which_weights_were_evaluated():
+    first, second = EventStorage(), EventStorage(1)
+    first.evaluated_weights = "EMA weights"
+    second.load_state_dict(first.state_dict())
+    assert second.evaluated_weights == "EMA weights"
+    second.load_state_dict(EventStorage().state_dict())
+    assert not second.evaluated_weights
+
+
 def test_code_changed_between_two_runs_may_give_another_hint():
     first = EventStorage()
     first.put_scalar("acc", 1.0)

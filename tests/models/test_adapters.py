@@ -243,5 +243,6 @@ def test_adapters_of_a_model_with_its_own_loss_get_the_fields_of_its_forward(tmp
     config = quiet(tmp_path, num_epochs=2, batch_size=4, learning_rate=0.1)
     trainer = Trainer(model, config, data, data)
     results = trainer.train()
-    assert 0 <= results["accuracy"] <= 1
+    assert results["accuracy"] > 0.7
+    assert results["loss"] < 0.4
     assert trainer.predict(data).shape == (16, 2)

@@ -67,7 +67,7 @@ class Store:
             return
         own = os.path.realpath(self._root)
         for one in map(os.path.realpath, folders):
-            if os.path.commonpath([own, one]) == one:
+            if Path(own).is_relative_to(one):
                 raise ConfigError(
                     f"{self.setting}: {self.shown} is in the folder of the run, {one}, and would be lost with it. A"
                     " mirror is elsewhere, best on another machine."

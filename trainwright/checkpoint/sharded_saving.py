@@ -366,7 +366,7 @@ def serialize(
 
 
 def _attachment(content: Content) -> Writer:
-    if isinstance(content, bytes):
+    if not callable(content):
         return bytes_writer(content)
     made = functools.cache(content)  # a file is measured and written
     return lambda file: file.write(made())

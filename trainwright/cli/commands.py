@@ -36,7 +36,7 @@ GROUPS = {
 
 # What other programs call a command, with the line to write. Braces: the user's own arguments, if there are some.
 _TRAIN, _EVAL, _PREDICT = "trainwright train {CONFIG}", "trainwright eval {RUN}", "trainwright predict {RUN FILE...}"
-_SWEEP = "trainwright train {CONFIG} optim.lr=0.1,0.01 --sweep"
+_SWEEP = "trainwright train {CONFIG optim.lr=0.1,0.01} --sweep"
 _LAUNCH = "trainwright launch -n 2 {train CONFIG}"
 _EXPORT = "trainwright checkpoint export {RUN} (ONNX and torch.export: trainer.export(path) in Python)"
 _HUB = "trainer.push_to_hub(repository) in Python"

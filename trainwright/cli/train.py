@@ -77,6 +77,8 @@ def main(
     if not args.config_file:  # `trainwright train CONFIG …`, in any position among the overrides
         args.config_file, args.opts = split_config(args.opts)
     if args.sweep or args.trials:
+        if trainer_class is not None and argv is not None:
+            parser(prog).error("--sweep: its runs start this script again; call main(trainer_class=...) without argv.")
         from trainwright.cli.sweep.command import Sweep
         from trainwright.cli.sweep.processes import command_of_runs
 

@@ -394,7 +394,9 @@ def directions_of(value: Any) -> Any:
     """A metric's name, a list of names, or a dict of their directions: always as a dict, None for one not given."""
     if isinstance(value, str):
         return {value: None}
-    return dict.fromkeys(value) or None if isinstance(value, list | tuple) else value or None
+    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
+        return dict.fromkeys(value) or None
+    return None if value == {} else value
 
 
 class EarlyStopping(TypedDict, total=False):

@@ -301,7 +301,8 @@ class DefaultTrainer(RunMethods):
         """Settings that ``self._trainer``, perhaps the user's replacement, was not built with."""
         stepper, windows = self._trainer, self.run.spec.windows
         kind, own_steps = type(stepper).__name__, getattr(stepper, "grad_acc_steps", None)
-        own = getattr(stepper, "windows", None if own_steps is None else Windows.of(own_steps))
+        is_ours = isinstance(stepper, EagerTrainer)
+        own = stepper.windows if is_ours else None if own_steps is None else Windows.of(own_steps)
         if is_overridden(self, "train_step") and not self.run.has_own_step:
             raise ConfigError("DefaultTrainer.train_step: was assigned after __init__; override it in a subclass.")
         if self.run.has_own_step and getattr(stepper, "has_own_run_step", lambda: True)():

@@ -227,7 +227,7 @@ def _reads_batches(dataset: Any) -> bool:
 
 logger = logging.getLogger("trainwright.data")
 
-# Arguments that are passed on to torch's DataLoader. The others are those of the sampler, or are set here.
+# Arguments of the builders of loaders, and those that are set elsewhere.
 _OF_BUILDERS = ("train_batch_size", "test_batch_size", "num_workers", "collate_fn", "seed")
 _SIZE = (
     "The size is train_batch_size, of a loader for evaluations test_batch_size; in a config file set it as"
@@ -241,6 +241,7 @@ _SET_ELSEWHERE = {
     "batch_sampler": "It is sampler: a class of samplers, or a lazy call of one.",
     "generator": "The seed of the run decides: train.seed.",
 }
+# Arguments that are passed on to torch's DataLoader. The others are those of the sampler, or are set here.
 _LOADER_OPTIONS = (
     "pin_memory",
     "prefetch_factor",

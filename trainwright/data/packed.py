@@ -153,7 +153,7 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
             numbers = np.asarray(given if hasattr(given, "__len__") else [*given])
             if numbers.shape != (number,):
                 raise ConfigError(f"PackedDataset.lengths: got {numbers.size} numbers for {number} texts.")
-            if numbers.dtype.kind not in "iu" or numbers.min(initial=0) < 0:
+            if numbers.size and (numbers.dtype.kind not in "iu" or numbers.min() < 0):
                 raise ConfigError("PackedDataset.lengths: they must be whole numbers of tokens, 0 or more.")
             given = numbers.tolist()
         if given is None:

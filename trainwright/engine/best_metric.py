@@ -54,10 +54,18 @@ class BestMetric:
         """Those of the setting ``save_best``, except for this one."""
         found = {self.key: self}
         for name, mode in (self._spec.save_best or {}).items():
-            other = copy.copy(self)
-            other._name, other._setting = name, "save_best"
-            other._is_higher_better = None if mode is None else mode == "max"
-            found.setdefault(other.key, other)
+            one = copy.copy(self)
+            one._name, one._setting = name, "save_best"
+            one._is_higher_better = None if mode is None else mode == "max"
+            where = self._spec.where("save_best")
+            if one.key == self.key and mode not in (None, self.mode()):
+                raise ConfigError(
+                    f"{where}: got {name!r}: {mode!r}, but it is {self.mode()!r} as the metric of the best model."
+                )
+            first = next((each for each in [*found.values()][1:] if each.file_name == one.file_name), None)
+            if first is not None and first.key != one.key:
+                raise ConfigError(f"{where}: {first.key!r} and {one.key!r} have the same file name, {one.file_name}.")
+            found.setdefault(one.key, one)
         return [*found.values()][1:]
 
     @property
@@ -207,8 +215,11 @@ class BestMetric:
             mode = "max" if self._is_higher_better else "min"
             by_user = objective_by_user(key.rpartition("/")[2], spec.metrics)
             if by_user is not None and MODES[by_user] != mode:
+                is_of_list = self._setting == "save_best"
+                where = spec.where("save_best" if is_of_list else "greater_is_better")
+                got = f"{{{self._name!r}: {mode!r}}}" if is_of_list else self._is_higher_better
                 raise ConfigError(
-                    f"{spec.where('greater_is_better')}: got {self._is_higher_better}, but the MetricConfig of"
+                    f"{where}: got {got}, but the MetricConfig of"
                     f" {key!r} has objective={by_user!r}. Set only one of them."
                 )
             return mode

@@ -410,7 +410,7 @@ def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any)
 
 def _are_probabilities(outputs: Tensor) -> bool:
     """Whether the outputs of each sample are >= 0 and sum to 1, as scores before softmax do not."""
-    if outputs.dim() < 2 or not outputs.is_floating_point():
+    if outputs.dim() < 2 or not outputs.numel() or not outputs.is_floating_point():
         return False
     scores = outputs.detach().float()
     return bool(((scores >= 0).all() & ((scores.sum(1) - 1).abs() < 1e-2).all()).item())

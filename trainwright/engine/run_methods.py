@@ -63,8 +63,8 @@ class replaceable_property(Generic[T]):  # noqa: N801  # a decorator, as propert
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self._compute, self.__doc__ = compute, compute.__doc__
 
-    def __get__(self, trainer: Any, owner: type) -> T:
-        return self if trainer is None else self._compute(trainer)  # type: ignore[return-value]
+    def __get__(self, instance: Any, owner: type) -> T:
+        return self if instance is None else self._compute(instance)  # type: ignore[return-value]
 
 
 class RunMethods(TrainerBase):

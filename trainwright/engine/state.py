@@ -405,7 +405,10 @@ class TrainerState(TrainingState):
             if len(epochs) > 1 or state["epoch_step"] == state["steps_per_epoch"]:
                 plan = plan.with_lengths(epochs)
         elif (
-            self._is_elastic and len(epochs) < 2 and _samples_per_update(state) == plan.batch_size * plan.windows.at(0)
+            self._is_elastic
+            and len(epochs) < 2
+            and plan.batch_size  # 0: unknown
+            and _samples_per_update(state) == plan.batch_size * plan.windows.at(0)
         ):
             step = plan.steps(state["iterations_done"])
             here: dict[str, Any] = {

@@ -58,7 +58,7 @@ class Rate:
 
     def __init__(self, done: int = 0) -> None:
         self._start, self._aside_before = time.monotonic(), aside_s()
-        self._done = done
+        self._done = self._first_done = done
         self._points: deque[tuple[float, int]] = deque()  # seconds of steps, iterations
         self._interruptions: dict[str, _Interruptions] = {}
         self._lock = threading.Lock()  # a bar updates it in its own thread
@@ -85,7 +85,7 @@ class Rate:
 
     def count(self, kind: str, done: int, seconds: float) -> None:
         """Count an evaluation or a save after ``done`` iterations, which comes again."""
-        self._interruptions.setdefault(kind, _Interruptions()).count(done, seconds)
+        self._interruptions.setdefault(kind, _Interruptions(self._first_done)).count(done, seconds)
 
     @property
     def per_s(self) -> float | None:
@@ -119,6 +119,7 @@ class Rate:
 class _Interruptions:
     """Those of one kind: their number, and the iterations done at the first and the last."""
 
+    start: int  # the iterations done when the training began
     seconds: float = 0.0
     number: int = 0
     first: int = 0
@@ -132,8 +133,8 @@ class _Interruptions:
             self.number, self.last = self.number + 1, done
 
     def left_s(self, total: int) -> float:
-        # One alone is taken for the first of the run.
-        period = (self.last - self.first) / (self.number - 1) if self.number > 1 else self.last
+        # One alone is taken for the first since the training began.
+        period = (self.last - self.first) / (self.number - 1) if self.number > 1 else self.last - self.start
         return (total - self.last) // period * self.seconds / self.number
 
 

@@ -398,6 +398,7 @@ class EventStorage:
             "written": self.written,
             "written_before": self.written_before,
             "epoch": self.epoch_means.state_dict(),
+            **({"evaluated_weights": self.evaluated_weights} if self.evaluated_weights else {}),
             "results": sorted(self.results),
             "scalars": {
                 name: {**history.state_dict(_MAX_SAVED), "smoothing_hint": self._hints[name]}
@@ -412,6 +413,7 @@ class EventStorage:
         self._histories, self._hints = {}, {}
         self.samples, self.written = state["samples"], state.get("written")
         self.written_before = state.get("written_before")
+        self.evaluated_weights = state.get("evaluated_weights", "")
         self.first_unwritten = self.start_iter if self.written is None else min(self.start_iter, self.written + 1)
         self.last_row = self.written if self.written == self.first_unwritten - 1 else None
         for name, scalar in state["scalars"].items():

@@ -72,10 +72,11 @@ def warn_of_misspelt(trainer: object) -> None:
         if name in foreign_names.METHODS and not hasattr(base, name) and not _is_used(kind, name):
             meant[name] = f"Here it is {foreign_names.METHODS[name]}."
     model = getattr(trainer, "model", None)
-    if all(callable(getattr(model, name, None)) for name in _OF_LIGHTNING):
+    has_steps = all(callable(getattr(model, name, None)) for name in _OF_LIGHTNING)
+    if has_steps and not any(_is_used(kind, name) for name in _OF_LIGHTNING):
         logger.warning(
             "%s.%s are not called: forward computes the loss, or the scores for the setting loss, and the settings name"
-            " the optimizer. Or override training_step of the trainer.",
+            " the optimizer. Or override a step of the trainer.",
             type(model).__name__, " and ".join(_OF_LIGHTNING),
         )  # fmt: skip
     for name, hint in meant.items():

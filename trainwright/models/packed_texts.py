@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 
 from trainwright.base.batch import IGNORED, parameter_names
 from trainwright.base.errors import ConfigError
@@ -51,10 +52,13 @@ def check_packed_texts(model: nn.Module, loader: Any) -> None:
     source = _OF_TRANSFORMERS if is_flattened else "PackedDataset"
     faults = _declared_faults(model, is_flattened=is_flattened)
     if not faults and model not in _tried and simulation() is None and pipeline_of(model) is None:
-        faults = _tried_faults(model, _row_of(loader.dataset) if packed is None else packed[0])
+        row = _row_of(loader.dataset) if packed is None else packed[0]
+        found = None if row is None else _tried_faults(model, row)
+        faults = found or []
+        if found == []:
+            _tried.add(model)
     if faults:
         raise ConfigError("\n".join(f"{source}: packed texts would see each other. {fault}" for fault in faults))
-    _tried.add(model)
 
 
 def _declared_faults(model: nn.Module, *, is_flattened: bool) -> list[str]:
@@ -76,18 +80,20 @@ def _declared_faults(model: nn.Module, *, is_flattened: bool) -> list[str]:
     return faults
 
 
-def _row_of(dataset: Any) -> dict[str, Tensor]:
-    """The tokens of a text that the collator of transformers gets."""
+def _row_of(dataset: Any) -> dict[str, Tensor] | None:
+    """The tokens of a text that the collator of transformers gets; None of a stream, which is not read before."""
+    if isinstance(dataset, IterableDataset):
+        return None
     with kept_generators():
         return {"input_ids": torch.as_tensor(dataset[0]["input_ids"])}
 
 
-def _tried_faults(model: nn.Module, row: Mapping[str, Tensor]) -> list[str]:
-    """Compare the scores of one of two texts in a row before and after the other one is changed."""
+def _tried_faults(model: nn.Module, row: Mapping[str, Tensor]) -> list[str] | None:
+    """Compare the scores of one of two texts in a row before and after the other one is changed; None: it cannot be."""
     name = next(name for name in row if name in ("input_ids", "token_ids"))
     tokens = torch.unique(row[name]).tolist()
     if len(tokens) < 2:
-        return []
+        return None
     length = max(2, min(_LENGTH, len(row[name]) // 2))
     text, changed = ([*islice(cycle(tokens[start:] + tokens[:start]), length)] for start in (0, 1))
     rows_BL = torch.tensor([text + text, changed + text, text + changed])
@@ -103,7 +109,7 @@ def _tried_faults(model: nn.Module, row: Mapping[str, Tensor]) -> list[str]:
         found = [predictions_of(model(**one)) for one in rows]
     reshard(model)
     if any(not isinstance(one, Tensor) or one.shape[:2] != (1, 2 * length) for one in found):
-        return []
+        return None
     scores = torch.cat(found).float()
     first, second = scores[:, :length], scores[:, length:]
     own = torch.stack([(first[1] - first[0]).abs().max(), (second[2] - second[0]).abs().max()])

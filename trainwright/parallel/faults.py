@@ -370,10 +370,11 @@ class FaultWatch:
     def _rows(self, name: str, ranks: Sequence[int]) -> dict[int, Any]:
         """What these ranks report, in one request if all of them do in time; None of those that do not."""
         keys, end = [f"{name}/{rank}" for rank in ranks], time.monotonic() + _REPORT_S
-        while not (is_there := self._store.check(keys)) and time.monotonic() < end:
-            time.sleep(0.05)
-        if is_there:
-            return {rank: json.loads(text) for rank, text in zip(ranks, self._store.multi_get(keys), strict=True)}
+        with contextlib.suppress(RuntimeError):  # the store has gone: `_read` has what it can
+            while not (is_there := self._store.check(keys)) and time.monotonic() < end:
+                time.sleep(0.05)
+            if is_there:
+                return {rank: json.loads(text) for rank, text in zip(ranks, self._store.multi_get(keys), strict=True)}
         return {rank: self._read(key, 0.0) for rank, key in zip(ranks, keys, strict=True)}
 
     def _end(self, line: str = "") -> None:

@@ -46,6 +46,17 @@ def test_a_metric_of_the_training_has_the_values_of_complete_epochs(tmp_path: Pa
     assert len(run.curves["eval_accuracy"].x) == len(run.curves["total_loss"].x) == 5
 
 
+@pytest.mark.parametrize(("last", "over"), [(2, "epoch"), (3, "updates"), (4, "epoch")])
+def test_the_last_row_of_an_epoch_that_ends_within_an_iteration_is_its_mean(
+    tmp_path: Path, last: int, over: str
+) -> None:
+    (tmp_path / "run.json").write_text('{"starts": [{"iterations_per_epoch": 2.5}]}')
+    (tmp_path / "metrics.json").write_text(json.dumps({"iteration": last, "total_loss": 1.0}) + "\n")
+    (run,) = find_runs([str(tmp_path)])
+    assert run.last_loss is not None
+    assert run.last_loss[1].endswith(over)
+
+
 def test_the_loss_is_that_of_each_update(runs_folder: Path) -> None:
     (run,) = find_runs([str(runs_folder / "files")])
     rows = read_loss_table(runs_folder / "files" / "losses.csv")

@@ -246,6 +246,10 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--sweep: starts the processes of its runs itself; use it without a launcher.")
     if args.trials and not args.metric:
         raise ConfigError("--trials: needs --metric NAME, what the search improves, such as --metric eval_loss.")
+    if args.sampler and not args.trials:
+        raise ConfigError("--sampler: is for a search. Add --trials N --metric NAME.")
+    if args.direction and not args.metric:
+        raise ConfigError("--direction: needs --metric NAME, whose better values it names.")
 
 
 def _direction(args: argparse.Namespace, base: "DictConfig") -> str:

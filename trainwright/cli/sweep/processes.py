@@ -13,6 +13,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from trainwright.base.signal_handlers import restore_handler, set_handler
+from trainwright.hooks.timer import count_cpus
 
 OUTPUT = "console.txt"  # in the folder of a run: what it prints
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -95,7 +96,7 @@ class Processes:
     def _environment(self, slot: int) -> Mapping[str, str]:
         found = {}
         if self._number > 1 and "OMP_NUM_THREADS" not in os.environ:
-            found["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // self._number))
+            found["OMP_NUM_THREADS"] = str(max(1, count_cpus() // self._number))
         if len(self._devices) > 1:
             found["CUDA_VISIBLE_DEVICES"] = self._devices[slot % len(self._devices)]
         return found

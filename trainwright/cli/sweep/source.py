@@ -70,7 +70,6 @@ class Search:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self.total = total
         self._values, self._sampler, self._seed = values, sampler, seed
         self._distributions = {key: _distribution(values, key) for key in values.keys}
         storage = optuna.storages.RDBStorage(f"sqlite:///{folder / STORAGE}")
@@ -79,6 +78,7 @@ class Search:
         self._study: optuna.Study = optuna.create_study(
             storage=storage, study_name=folder.name, direction=direction, load_if_exists=True
         )
+        self.total = max(total, len(self._trials()))
         self._drawn: dict[int, optuna.Trial] = {}
 
     def known(self) -> list[PlannedRun]:

@@ -16,7 +16,7 @@ from trainwright.base.errors import ConfigError
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
 
-_MAX_NAME, _QUOTES = 100, ("'", '"')  # bytes of the name of a folder
+_MAX_NAME = 100  # bytes of the name of a folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,13 @@ def _choices(text: str, override: "Override") -> list[str]:
         found = list(dict.fromkeys(override.sweep_string_iterator()))
     except HydraException as error:
         raise ConfigError(f"override {text!r}: {error}. Write the values, separated by commas.") from error
+    names = {_unquoted(one): one for one in found}
+    if len(names) < len(found):
+        same = next(one for one in found if names[_unquoted(one)] != one)
+        raise ConfigError(
+            f"override {text!r}: {same} and {names[_unquoted(same)]} would have one folder, whose name is without"
+            " quotes. Give one of them."
+        )
     return found
 
 
@@ -155,8 +162,11 @@ def name_of(texts: Mapping[str, str]) -> str:
     ('lr=0.1,dims=[1,2]', 'data=a_b_c-6ccff0fa')
     """
     short = short_keys(texts)
-    parts = [f"{short[key]}={text[1:-1] if text[0] in _QUOTES else text}" for key, text in texts.items()]
-    return folder_name(",".join(parts), texts)
+    return folder_name(",".join(f"{short[key]}={_unquoted(text)}" for key, text in texts.items()), texts)
+
+
+def _unquoted(text: str) -> str:
+    return text[1:-1] if text[0] in ("'", '"') else text
 
 
 def folder_name(text: str, identity: object) -> str:

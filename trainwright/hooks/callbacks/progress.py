@@ -284,8 +284,9 @@ class EpochProgress(HookBase):
         storage = self.trainer.storage
         values = (f"{name} {value}" for name, value in shown_values(storage.latest_with_smoothing_hint()).items())
         storage.rate.update(self.trainer.iterations_done)
-        left = clock(storage.rate.left_s(math.ceil((num_steps - step) / steps_per_update), with_interruptions=False))
-        fields = [f"Epoch {epoch}/{num_epochs}", f"step {step}/{num_steps}", *values, f"ETA of the epoch {left}"]
+        left_s = storage.rate.left_s(math.ceil((num_steps - step) / steps_per_update), with_interruptions=False)
+        left = [f"ETA of the epoch {clock(left_s)}"] if left_s else []  # 0: unknown
+        fields = [f"Epoch {epoch}/{num_epochs}", f"step {step}/{num_steps}", *values, *left]
         logger.info("%s", "  ".join(fields), extra={"progress": True})
 
 

@@ -94,7 +94,7 @@ class RunData:
         if rows is None or not len(rows.y):
             return None
         per_epoch, is_over = self.latest.get("iterations_per_epoch"), self.latest.get("status") == "finished"
-        is_mean = per_epoch and (is_over or rows.x[-1] % per_epoch == 0)
+        is_mean = per_epoch and (is_over or _ends_epoch(rows.x[-1], per_epoch))
         return float(rows.y[-1]), "mean of the last epoch" if is_mean else "median of the last updates"
 
     @cached_property
@@ -130,9 +130,14 @@ class RunData:
         return found[-_MAX_WARNINGS:]
 
 
+def _ends_epoch(iterations: Any, per_epoch: float) -> Any:
+    """Whether an epoch ends in each of the iterations, which count from 1; epochs may have a part of one."""
+    return np.floor(iterations / per_epoch) > np.floor((iterations - 1) / per_epoch)
+
+
 def _at_ends(curve: Curve, per_epoch: float) -> Curve:
     """The values at the ends of epochs, and the last one."""
-    is_end = np.floor(curve.x / per_epoch) > np.floor((curve.x - 1) / per_epoch)
+    is_end = _ends_epoch(curve.x, per_epoch)
     is_end[-1:] = True
     return Curve(curve.x[is_end], curve.y[is_end], curve.num_bad)
 
