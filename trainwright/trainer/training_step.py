@@ -263,7 +263,8 @@ class TrainingStep:
         is_own = self.loss.own_loss is not None or isfunction(self._run.criterion)
         if overrides.has("compute_loss") or (is_own and self.placement.pipeline is None):
             self._compute_loss = partial(self._first_loss, self._compute_loss)
-        logs = self._train_chosen(model, batch)
+        # A program from the first batch on: an eager step, also the first one after a resume, has other last bits.
+        logs = (step.train if self._run.spec.graph else self._train_chosen)(model, batch)
         if overrides.has("train_step") and not isinstance(logs, Mapping):
             raise ConfigTypeError(
                 f'{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with "step_loss" in'
