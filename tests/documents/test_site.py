@@ -33,3 +33,10 @@ def test_the_site_does_not_break_names_of_settings() -> None:
     assert "extra_css: [site.css]" in options
     assert re.search(r"td:first-child code \{\s*white-space: nowrap", style)
     assert re.search(r"td code,[^}]*word-break: normal", style)
+
+
+@pytest.mark.parametrize("page", sorted(REPOSITORY.glob("docs/*.md")), ids=lambda page: page.stem)
+def test_code_in_tables_looks_the_same_on_the_site_and_in_the_repository(page: Path) -> None:
+    """In code in a table, one shows an escaped bar with its backslash, the other ends the cell at a bar without it."""
+    rows = (line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("|"))
+    assert [code for row in rows for code in re.findall(r"`[^`]*`", row) if "|" in code] == []
