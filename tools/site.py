@@ -39,7 +39,7 @@ SCHEMA_PAGE = """# JSON schemas for editors
 The first line of a YAML file names the schema, by its address or by the path of a copy:
 `# yaml-language-server: $schema=config.json`. `trainwright config schema` writes that of the installed version.
 """
-LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<path>[\w./-]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?P<path>[\w./-]+)(?P<anchor>#[^)\s]*)?\)")
 
 ROLE = re.compile(r":(?:class|func|meth|mod|attr|data|exc):`~?\.?([^`]*)`")
 DOCTEST = re.compile(r"(?m)^( *)>>> .*(?:\n(?! *$).*)*")
@@ -78,7 +78,7 @@ def on_files(files: Files, config: Any) -> Files:
         content = f"# {name}\n\n{title}.\n\n{blocks}\n"
         files.append(File.generated(config, f"reference/{name}.md", content=content))
     for path in sorted({path for page in DOCS.rglob("*.md") for path in _linked_files(page)}):
-        files.append(File.generated(config, f"source/{path}", content=(REPOSITORY / path).read_bytes()))
+        files.append(File.generated(config, _copy(path), content=(REPOSITORY / path).read_bytes()))
     for kind in SCHEMAS:
         files.append(File.generated(config, f"schemas/{kind}.json", content=_schema(kind)))
     lines = "\n".join(f"* [{kind}.json](../schemas/{kind}.json): {title}" for kind, title in SCHEMAS.items())
@@ -95,23 +95,47 @@ def _schema(kind: str) -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
     """Links to files outside ``docs`` lead to their copies; of links to folders only the text is left."""
-    folder = posixpath.dirname(page.file.src_uri)
+    copied = page.file.src_uri.startswith("source/")
+    place = page.file.src_uri.removeprefix("source/") if copied else f"docs/{page.file.src_uri}"
 
     def replaced(match: re.Match[str]) -> str:
-        path = posixpath.normpath(posixpath.join("docs", folder, match["path"]))
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(place), match["path"]))
         if (REPOSITORY / path).is_dir():
             return match["text"]
-        if path.startswith("docs/"):
-            return match[0]
-        return f"[{match['text']}]({posixpath.relpath(f'source/{path}', folder or '.')})"
+        target = path.removeprefix("docs/") if path.startswith("docs/") else _copy(path)
+        relative = posixpath.relpath(target, posixpath.dirname(page.file.src_uri) or ".")
+        return f"[{match['text']}]({relative}{match['anchor'] or ''})"
 
     return LINK.sub(replaced, markdown)
 
 
+def _copy(path: str) -> str:
+    """Where a file of the repository is in the site, which has no hidden folders."""
+    return f"source/{path.removeprefix('.')}"
+
+
 def _linked_files(page: Path) -> list[str]:
-    found = [(page.parent / match["path"]).resolve() for match in LINK.finditer(page.read_text(encoding="utf-8"))]
-    outside = [path for path in found if path.is_file() and DOCS not in path.parents]
-    return [path.relative_to(REPOSITORY).as_posix() for path in outside]
+    """The files outside ``docs`` that a page leads to, and those that these lead to if they are pages."""
+    found, pages = set(), [page]
+    while pages:
+        page = pages.pop()
+        links = {(page.parent / match["path"]).resolve() for match in LINK.finditer(page.read_text(encoding="utf-8"))}
+        new = {path for path in links if path.is_file() and DOCS not in path.parents} - found
+        found |= new
+        pages += [path for path in new if path.suffix == ".md"]
+    return [path.relative_to(REPOSITORY).as_posix() for path in found]
+
+
+def on_post_build(config: Any) -> None:
+    """Every link and image of the built pages leads to a file; mkdocs does not check those of copied pages."""
+    site = Path(config.site_dir)
+    missing = []
+    for page in site.rglob("*.html"):
+        for path in re.findall(r'(?:href|src)="([^":#?]+)["#?]', page.read_text(encoding="utf-8")):
+            target = (site / path[1:] if path.startswith("/") else page.parent / path).resolve()
+            if not (target / "index.html" if target.is_dir() else target).is_file():
+                missing.append(f"{page.relative_to(site)}: {path}")
+    assert not missing, "\n".join(missing)
 
 
 def _is_documented(member: Any) -> bool:

@@ -61,7 +61,8 @@ class DefaultTrainer(RunMethods):
 
     Attributes:
         cfg: the complete configuration of the run, with defaults; the caller's ``cfg`` is not changed.
-        model, optimizer, lr_scheduler, train_loader, test_loader, checkpointer, device: as built.
+        model: as built, like ``optimizer``, ``lr_scheduler``, ``train_loader``, ``test_loader``, ``checkpointer``
+            and ``device``.
     """
 
     run: ConfigRun
