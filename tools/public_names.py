@@ -47,8 +47,8 @@ INTERNAL = {
     "Logs": "count defer numbers unread",
     "RunCallbacks": "current_results epoch_loss epoch_loss_of_all next_batch",
     "TrainerControl": "is_cut_epoch is_extra_evaluation",
-    "EventStorage": "alike convert_soon end_epoch evaluated_weights first_local_iteration"
-    " histories_so_far is_over line_at means_since media put_mean read_so_far reduce",
+    "EventStorage": "admit_logged alike convert_soon end_epoch evaluated_weights first_local_iteration"
+    " histories_so_far is_over line_at means_since media put_mean read_so_far reduce refuse_logged",
     "EventWriter": "begin",
     "HistoryBuffer": "extend frozen move_last newest replace_last values_of_last_iterations values_since",
     "PeriodicWriter": "warn_of_late",

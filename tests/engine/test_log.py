@@ -268,6 +268,154 @@ def test_the_form_of_another_library_is_answered_with_the_line_to_write(
         python_api(tmp_path).log("hits", *others, **options)
 
 
+class PartsOfLoss(Net):
+    def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        outputs = super().forward(inputs, labels)
+        return outputs | {"digit_loss": outputs["loss"].detach()}
+
+
+class InEvaluation(Callback):
+    """Logs values at the begin and at the end of the batches of an evaluation, and keeps them with their weights."""
+
+    def __init__(
+        self, names: tuple[str, ...] = (), *, is_logged: Any = lambda number: True, at_end: bool = False
+    ) -> None:
+        self.names, self.is_logged, self.at_end = names, is_logged, at_end
+        self.number, self.values = 0, list[tuple[float, int]]()
+
+    def on_eval_batch_begin(self, batch: Any, logs: Any) -> None:
+        if not self.at_end:
+            self._log(batch)
+
+    def on_eval_batch_end(self, batch: Any, logs: Any) -> None:
+        if self.at_end:
+            self._log(batch)
+        self.number += 1
+
+    def _log(self, batch: Any) -> None:
+        if self.is_logged(self.number):
+            value = float(batch["inputs"].mean())
+            self.values.append((value, len(batch["labels"])))
+            self.trainer.log(dict.fromkeys(self.names, value))
+
+    def mean(self) -> float:
+        return sum(value * size for value, size in self.values) / sum(size for _, size in self.values)
+
+
+def trainer_of(build: Any, folder: Path, callback: Callback | None = None, *, model: Any = Net, **settings: Any) -> Any:
+    """A trainer with a metric, which logs nothing but what ``callback`` does."""
+    if build is python_api:
+        config = quiet(folder, batch_size=SIZE, num_epochs=1, log_steps=1, **settings)
+        trainer = Trainer(model(), config, data(), data(10, seed=2))
+    else:
+        settings = {"train_micro_batch_size": SIZE, "test_micro_batch_size": SIZE, "train_iter": 3, **settings}
+        cfg = file_config(folder, model, data, log_period=1, **settings)
+        cfg.dataloader.test = [LazyCall(build_image_test_loader)(dataset=data(10, seed=2), num_workers=0)]
+        cfg.train.evaluation.update(enabled=True, evaluator={"topk": [1]}, eval_period=3)
+        cfg.train.input_placement_device = "cpu"
+        trainer = DefaultTrainer(cfg)
+    if callback is not None:
+        trainer.add_callback(callback)
+    return trainer
+
+
+@APIS
+@pytest.mark.parametrize("at_end", [False, True])
+def test_a_value_of_the_begin_and_of_the_end_of_a_batch_is_weighted_by_this_batch(
+    build: Any, at_end: bool, tmp_path: Path
+) -> None:
+    class OfSome(InEvaluation):
+        """Not in the second batch."""
+
+    of_all = InEvaluation(("of_all",), at_end=at_end)
+    of_some = OfSome(("of_some",), at_end=at_end, is_logged=lambda number: number != 1)
+    trainer = trainer_of(build, tmp_path, of_all)
+    trainer.add_callback(of_some)
+    trainer.train()
+    assert [size for _, size in of_all.values] == [4, 4, 2]
+    assert [size for _, size in of_some.values] == [4, 2]
+    assert trainer.last_eval_results["of_all"] == pytest.approx(of_all.mean())
+    assert trainer.last_eval_results["of_some"] == pytest.approx(of_some.mean())
+
+
+NAMES_OF_RESULTS = {python_api: ("digit_loss", "accuracy"), config_files: ("digit_loss", "Acc@1")}
+
+
+@APIS
+@pytest.mark.parametrize("place", [0, 1])
+def test_the_name_of_a_result_of_an_evaluation_is_refused(build: Any, place: int, tmp_path: Path) -> None:
+    name = NAMES_OF_RESULTS[build][place]
+    trainer = trainer_of(build, tmp_path, InEvaluation((name,)), model=PartsOfLoss)
+    with pytest.raises(ConfigError, match=f"trainer.log: '{name}' is logged in an evaluation.*a result of"):
+        trainer.train()
+
+
+@APIS
+@pytest.mark.parametrize("name", ["epoch_metric", "step_loss", "global_step"])
+def test_a_name_under_which_callbacks_read_something_else_is_refused(build: Any, name: str, tmp_path: Path) -> None:
+    trainer = trainer_of(build, tmp_path, InEvaluation((name,)))
+    with pytest.raises(ConfigError, match=f"'{name}' is logged in an evaluation.*eval_{name}"):
+        trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "source"),
+    [
+        (python_api, "digit_loss", "a value of the step"),
+        (config_files, "digit_loss", "a value of the step"),
+        (python_api, "accuracy", "a metric of the training"),
+        (python_api, "eval_accuracy", "a result of the evaluation"),
+    ],
+)
+@pytest.mark.parametrize("first", [0, 4])  # the second: after an evaluation
+def test_a_name_of_what_a_training_records_is_refused(
+    build: Any, name: str, source: str, first: int, tmp_path: Path
+) -> None:
+    class InTraining(Callback):
+        def on_train_batch_begin(self, batch: Any, logs: Any) -> None:
+            if self.trainer.iter >= first:
+                self.trainer.log({name: 1.0})
+
+    more: dict[str, Any] = {"eval_strategy": "step", "eval_steps": 3} if build is python_api else {"train_iter": 6}
+    trainer = trainer_of(build, tmp_path, InTraining(), model=PartsOfLoss, **more)
+    source = "a value of the step" if first and name == "accuracy" else source
+    with pytest.raises(ConfigError, match=f"trainer.log: '{name}' is logged in the training, and is also {source}"):
+        trainer.train()
+
+
+def test_callbacks_read_a_metric_and_no_part_of_the_loss_as_the_metric(tmp_path: Path) -> None:
+    class Reads(Callback):
+        def on_eval_end(self, logs: Any) -> None:
+            self.metric, self.accuracy = logs["eval_epoch_metric"], logs["eval_accuracy"]
+
+    trainer = trainer_of(python_api, tmp_path, reads := Reads(), model=PartsOfLoss)
+    trainer.train()
+    assert reads.metric == reads.accuracy != trainer.last_eval_results["digit_loss"]
+
+
+def _logged_by_one_rank(folder: Path) -> list[Any]:
+    """Rank 1 logs each of its batches, rank 0 its second, which is a shorter one."""
+    found = []
+    for build in (python_api, config_files):
+        callback = InEvaluation(("some",), is_logged=lambda number: get_rank() == 1 or number == 1)
+        trainer = trainer_of(build, folder / build.__name__, callback)
+        trainer.train()
+        stored = trainer.storage.latest()
+        found.append((callback.values, trainer.last_eval_results["some"], "eval_some" in stored, "some" in stored))
+    return found
+
+
+def test_the_mean_of_an_evaluation_is_over_the_batches_and_ranks_that_log(tmp_path: Path) -> None:
+    for first, second in zip(*on_ranks(_logged_by_one_rank, tmp_path), strict=True):
+        values = first[0] + second[0]
+        assert [len(first[0]), len(second[0])] == [1, 1]
+        assert {size for _, size in values} == {2, 4}
+        mean = sum(value * size for value, size in values) / sum(size for _, size in values)
+        for _, result, has_prefix, is_plain in (first, second):
+            assert result == pytest.approx(mean)
+            assert (has_prefix, is_plain) == (True, False)
+
+
 def _logged_on_ranks(folder: Path, accumulation: int) -> dict[str, Any]:
     class OfRank(Logs):
         def training_step(self, batch: Any) -> Any:

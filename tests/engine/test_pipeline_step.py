@@ -244,3 +244,64 @@ def train_with_a_penalty(folder: Path) -> None:
 def test_a_loss_of_the_parameters_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="ConfigError: compute_loss reads the model's parameters"):
         on_ranks(train_with_a_penalty, tmp_path)
+
+
+class LogsInLoss(Trainer):
+    """Logs the mean token of each micro-batch: in its loss, which the last stage computes, and before that."""
+
+    may_change = False
+
+    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        values = {"mean_token": inputs["token_ids"].double().mean()}
+        self.log(values | {"late": 1.0} if self.may_change and self.iter == 1 else values)
+        return super().compute_loss(model, inputs)
+
+
+class LogsLater(LogsInLoss):
+    may_change = True
+
+
+class LogsBegin(Callback):
+    def on_train_batch_begin(self, batch: Any, logs: Any) -> None:
+        self.trainer.log({"at_begin": batch["token_ids"].double().mean()})
+
+
+class LogsAndReads(LogsBegin):
+    """Reads each loss, so that the stages share values after each window."""
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        float(logs["step_loss"])
+
+
+def logged_on_stages(folder: Path, kind: type[Trainer] = LogsInLoss) -> list[dict[str, Any]]:
+    runs = []
+    for callback in (LogsBegin(), LogsAndReads()):
+        config = TrainingConfig(
+            output_dir=str(folder / type(callback).__name__), num_epochs=1, batch_size=2, log_steps=2, metrics=None,
+            gradient_accumulation_steps=4, save_enabled=False, eval_strategy="no", pipeline_parallel_size=2,
+            dataloader_shuffle=False, dataloader_drop_last=False, progress_bar=False,
+        )  # fmt: skip
+        trainer = kind(build_gpt(), config, samples(22), callbacks=[callback])
+        trainer.train()
+        rows = trainer.history if get_rank() == 0 else []
+        names = ("mean_token", "at_begin")
+        values = {name: [value for value, _ in trainer.storage.history(name).values()] for name in names}
+        runs.append({"written": [row["mean_token"] for row in rows if "mean_token" in row], **values})
+    return runs
+
+
+def test_logged_values_are_means_over_the_micro_batches_on_each_stage(tmp_path: Path) -> None:
+    first, last = on_ranks(logged_on_stages, tmp_path)
+    tokens = torch.stack([sample["token_ids"] for sample in samples(22)]).double()
+    means = [float(part.mean()) for part in tokens.split(8)]  # the last update has 3 micro-batches
+    for run in (*first, *last):
+        assert run["mean_token"] == pytest.approx(means)
+        assert run["at_begin"] == pytest.approx(means)
+    assert all(run["written"] for run in first)
+
+
+def test_another_name_after_the_first_update_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        AssertionError, match=r"trainer\.log: late, mean_token was logged.*after mean_token in the first"
+    ):
+        on_ranks(logged_on_stages, tmp_path, LogsLater)

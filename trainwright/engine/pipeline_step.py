@@ -2,11 +2,12 @@
 
 The last stage computes outputs and losses with the code of a step without pipeline: there, a call of the model returns
 the outputs that the stages have computed. The other stages learn the logged values at the next log line, as means over
-all processes; or after each window, if something needs them there.
+all processes; or after each window, if something needs them there. What the user's code logs while a loss is computed
+(``trainer.log``) they learn at the next log line.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,8 +20,9 @@ from trainwright.base.devices import wide_dtype
 from trainwright.base.dist import all_gather_object, gather_over_pipeline
 from trainwright.base.errors import ConfigError
 from trainwright.engine.accumulation import TOKENS, weighted_mean
-from trainwright.engine.step_metrics import Row
+from trainwright.engine.step_metrics import Row, StepMetrics
 from trainwright.engine.update import Update
+from trainwright.events.storage import EventStorage
 from trainwright.models.outputs import scalars_of
 from trainwright.parallel.pipeline import Pipeline
 
@@ -33,6 +35,7 @@ class Logged(NamedTuple):
     names: tuple[str, ...]  # on a stage without the loss, of the loss alone
     is_by_tokens: bool  # whether losses are weighted by tokens, which the other stages need to divide gradients
     is_by_samples: bool  # which each stage knows
+    own_names: tuple[str, ...]  # what the user's code logs there
 
 
 class TrainStages:
@@ -50,6 +53,8 @@ class TrainStages:
     Attributes:
         after_batch: called on all stages with the logs and the batch of each micro-batch; None: not needed.
         rows: of the latest window.
+        own_rows: what the user's code has logged while the losses of its micro-batches were computed; empty ones on
+            the other stages.
     """
 
     def __init__(
@@ -71,6 +76,8 @@ class TrainStages:
         self._no_value = torch.full((), torch.nan, device=pipeline.device)
         self._has_finished = False  # a micro-batch of this run
         self.rows: list[Row] = []
+        self.own_rows: list[dict[str, Any]] = []
+        self._computes_loss = False
 
     def __call__(self, model: Any, batch: Any) -> None:
         update = self._update()
@@ -82,11 +89,13 @@ class TrainStages:
     def _train_window(self, update: Update, model: Any, batches: list[Any]) -> None:
         start, phases, pipeline = time.perf_counter(), update.phases, self._pipeline
         outputs: list[Row] = []
+        self.own_rows = []
         pipeline.run(batches, partial(self._loss, update, model, outputs))
         if self._logged is None:
             self._agree(update, outputs)
         assert self._logged is not None, "agreed"
         self._check_names(outputs)
+        self._check_own_names()
         share = self._share if self._is_shared else self._own
         self.rows = share(update, outputs, len(batches))
         update.batch = batches[-1]
@@ -104,9 +113,11 @@ class TrainStages:
         """The loss of a micro-batch, on the last stage."""
         update.batch = batch
         self._pipeline.prepare(outputs, batch)
+        self.own_rows.append({})
+        self._computes_loss = True
         with nullcontext() if self._has_finished else _parameters_refused(model):
             logs = self.train(model, batch)
-        self._has_finished = True
+        self._computes_loss, self._has_finished = False, True
         rows.append(self._keep(logs))
         if self._after_output is not None:
             self._after_output(logs, batch)
@@ -118,7 +129,8 @@ class TrainStages:
         """Learn what the last stage logs, and whether a process needs it after each window."""
         mean = update.mean
         is_by_samples = not mean.is_by_tokens and mean.counter.targets is None
-        here = Logged(tuple(_values(rows[0])) if rows else (_LOSS,), mean.is_by_tokens, is_by_samples)
+        names, own_names = tuple(_values(rows[0])) if rows else (_LOSS,), _names(self.own_rows)
+        here = Logged(names, mean.is_by_tokens, is_by_samples, own_names)
         self._logged = last = gather_over_pipeline(here)[self._pipeline.last_rank]
         needs = self._needs_rows or self.after_batch is not None or update.record_loss is not None
         # Of all pipelines: where values are shared, all stages take part in the mean over all processes.
@@ -137,6 +149,33 @@ class TrainStages:
                     " for every batch."
                 )
 
+    def _check_own_names(self) -> None:
+        names = _names(self.own_rows)
+        if self._pipeline.is_last and names != self.own_names:
+            raise ConfigError(
+                f"trainer.log: {', '.join(names) or 'nothing'} was logged while the losses of an update were computed,"
+                f" after {', '.join(self.own_names) or 'nothing'} in the first one. With a pipeline the names must be"
+                " the same in every update: the other stages have to know them."
+            )
+
+    @property
+    def own_names(self) -> tuple[str, ...]:
+        """The names of what the user's code logs while losses are computed; none before the first window."""
+        return () if self._logged is None else self._logged.own_names
+
+    def log(self, values: Mapping[str, Any]) -> bool:
+        """Log values of the user's code in the micro-batch whose loss is being computed; False if there is none."""
+        if self._computes_loss:
+            self.own_rows[-1].update(values)
+        return self._computes_loss
+
+    def put_logged(self, metrics: StepMetrics, storage: EventStorage) -> None:
+        """Store the means of what the user's code has logged in the latest window."""
+        if self._pipeline.is_last:
+            metrics.put_logged(storage, self.own_rows)
+        else:
+            metrics.put_nothing_logged(storage, self.own_names)
+
     def _own(self, update: Update, rows: list[Row], length: int) -> list[Row]:
         """The rows of the window's micro-batches on the last stage; on the others, which weigh 0, placeholders."""
         if self._pipeline.is_last:
@@ -149,7 +188,7 @@ class TrainStages:
         """The rows of the window's micro-batches, on all stages. One message, without waiting for the device."""
         assert self._logged is not None, "after the first window"
         pipeline, mean, device = self._pipeline, update.mean, self._pipeline.device
-        names, is_by_tokens, is_by_samples = self._logged
+        names, is_by_tokens, is_by_samples, _ = self._logged
         values = torch.zeros(length, 1 + len(names), dtype=wide_dtype(device), device=device)
         if pipeline.is_last:
             by = [1] * length if is_by_samples else mean.weights
@@ -165,6 +204,10 @@ def _values(row: Row) -> dict[str, Any]:
     """The values of a row by name."""
     loss, scalars = row
     return {_LOSS: loss, **scalars_of(scalars or {})}
+
+
+def _names(rows: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(sorted({name for row in rows for name in row}))
 
 
 def _row(values: dict[str, Any]) -> Row:

@@ -144,6 +144,7 @@ class RunMethods(TrainerBase):
         elif step is not None:
             step.log(scalars)
         else:
+            storage.admit_logged(scalars)
             for name, value in scalars.items():
                 storage.put_scalar(name, value)
             if self.run.write_hook is not None and self.is_training:

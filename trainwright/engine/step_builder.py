@@ -19,7 +19,7 @@ from trainwright.engine.step import Step
 from trainwright.engine.step_metrics import StepLog, StepMetrics
 from trainwright.engine.update import Update, optimizer_calls
 from trainwright.events.phases import PhaseTimes
-from trainwright.events.storage import get_event_storage
+from trainwright.events.storage import EventStorage, get_event_storage
 from trainwright.parallel.pipeline import Pipeline
 
 
@@ -139,8 +139,10 @@ class StepBuilder:
         :class:`~trainwright.engine.step_metrics.StepMetrics`. Stages call ``after_output`` as
         :class:`~trainwright.engine.pipeline_step.TrainStages` says.
         """
-        put: Callable[[list[Any], float], object] = record or partial(self.metrics.put, get_event_storage())
+        storage = get_event_storage()
+        put: Callable[[list[Any], float], object] = record or partial(self.metrics.put, storage)
         options: dict[str, Any] = {"keep": keep, "record": put, "end_batch": end_batch}
+        log_on_stage: dict[str, Any] = {}
         if self._pipeline is not None:
             stages = self._stages = TrainStages(
                 self._pipeline,
@@ -152,7 +154,8 @@ class StepBuilder:
             )
             train = stages
             # They end batches themselves, and have the rows of a window after it.
-            options = {"keep": lambda _: None, "record": lambda _, data_time: put(stages.rows, data_time)}
+            options = {"keep": lambda _: None, "record": partial(self._record_of_stages, put, stages, storage)}
+            log_on_stage = {"log_on_stage": stages.log}
         step = Step(
             self.update,
             self._batches(),
@@ -166,8 +169,19 @@ class StepBuilder:
             explain=self._explain,
             **options,
         )
-        step.new_log = partial(StepLog, self.metrics, get_event_storage())
+        step.new_log = partial(StepLog, self.metrics, storage, **log_on_stage)
         return step
+
+    def _record_of_stages(
+        self,
+        put: Callable[[list[Any], float], object],
+        stages: TrainStages,
+        storage: EventStorage,
+        _: list[Any],
+        data_time: float,
+    ) -> None:
+        put(stages.rows, data_time)
+        stages.put_logged(self.metrics, storage)
 
     def use_train(self, step: Step, train: Callable[[Any, Any], Any]) -> None:
         """Train each micro-batch with ``train`` from now on."""

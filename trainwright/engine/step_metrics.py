@@ -98,7 +98,9 @@ class StepMetrics:
     def put_logged(self, storage: EventStorage, rows: Sequence[Mapping[str, Any]]) -> None:
         """Store the means of values that the user's code has logged in the micro-batches of an update."""
         weights, device = self._mean.weights, self._device
-        for name in dict.fromkeys(chain.from_iterable(rows)):
+        names = [*dict.fromkeys(chain.from_iterable(rows))]
+        storage.admit_logged(names)
+        for name in names:
             having = [place for place, row in enumerate(rows) if name in row]
             by = [weights[place] for place in having] if len(weights) == len(rows) else []
             values = [rows[place][name] for place in having]
@@ -109,6 +111,14 @@ class StepMetrics:
             else:
                 part = part_of_mean([as_tensor(value, device) for value in values], by, device)
                 storage.put_mean(name, part, dist.all_reduce, is_optional=True)
+
+    def put_nothing_logged(self, storage: EventStorage, names: Sequence[str]) -> None:
+        """Store that other processes have logged values of these names: this one has no part of their means."""
+        assert self._device is not None, "there are others"
+        storage.admit_logged(names)
+        for name in names:
+            no_part = torch.zeros((), device=self._device), 0.0
+            storage.put_mean(name, no_part, dist.all_reduce, is_optional=True)
 
     def put_outputs(self, storage: EventStorage, outputs: Mapping[str, Any], data_time: float, prefix: str) -> Any:
         """Store outputs that are means of an update already; returns their total loss."""
@@ -173,16 +183,25 @@ class StepLog:
     """The values that the user's code logs in the micro-batches of an update, beside what its step records.
 
     Of several values of a name in one micro-batch the latest counts.
+
+    Args:
+        log_on_stage: logs values while a pipeline stage computes a loss; returns False outside of that.
     """
 
-    def __init__(self, metrics: StepMetrics, storage: EventStorage) -> None:
-        self._metrics, self._storage = metrics, storage
+    def __init__(
+        self,
+        metrics: StepMetrics,
+        storage: EventStorage,
+        log_on_stage: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+    ) -> None:
+        self._metrics, self._storage, self._log_on_stage = metrics, storage, log_on_stage
         self._latest: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Log values in the current micro-batch."""
-        self._latest.update(values)
+        if not self._log_on_stage(values):
+            self._latest.update(values)
 
     def around(
         self, keep: Callable[[Any], Any], record: Callable[[list[Any], float], object]

@@ -188,15 +188,19 @@ def evaluate_batches(
     ``settings``: the other arguments of :func:`run_evaluation`.
     """
 
+    def read_each() -> Iterator[Any]:
+        for batch in read_batches():
+            yield batch
+            results.end_batch()  # before callbacks see the next one
+
     def pad(batch: Any) -> None:
         assert forward is not None
-        results.end_batch()
         forward(batch)
         results.skip()
 
     return run_evaluation(
         model,
-        read_batches,
+        read_each,
         step,
         results.compute,
         around_batches=results,

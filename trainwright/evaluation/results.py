@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from trainwright.base.dist import get_tensor_parallel_rank, is_any
-from trainwright.base.errors import ConfigError
 from trainwright.data.sample_count import SampleCounter
 from trainwright.evaluation.adapters import EvaluatorHandler, MetricEvaluator, with_name
 from trainwright.evaluation.comparison import Comparisons
@@ -23,10 +22,12 @@ from trainwright.evaluation.evaluator import (
     DatasetEvaluators,
     EvaluatedBatch,
     EvaluationError,
+    flatten_results_dict,
     merged_results,
     single_evaluators,
 )
 from trainwright.evaluation.rank_exchange import EvaluatorOnRanks, computed_over_ranks
+from trainwright.events.storage import find_event_storage, taken_name
 from trainwright.models.outputs import losses_of, named_outputs, predictions_of, scalars_of, total_loss
 from trainwright.models.targets import target_of
 
@@ -190,6 +191,14 @@ def _weighted_means(ranks: Iterable[OwnValues]) -> dict[str, float]:
     return {name: sum(values[name] * size for values, size in shares) / total for name in names}
 
 
+def _refuse_logged(logged: Mapping[str, float], results: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+    """Raise if a value that the user's code logs has the name of a result; these are given with their source."""
+    for source, values in results:
+        for name in logged:
+            if name in values or name in flatten_results_dict(values):
+                raise taken_name(name, "an evaluation", f"a result of {source}")
+
+
 class EvaluationResults:
     """The mean loss and the metrics of an evaluation, over the batches of all ranks.
 
@@ -220,6 +229,7 @@ class EvaluationResults:
         self._comparisons, self._count, self._has_loss = comparisons, count, has_loss
         self._losses, self._handlers = MeanLosses(), list[HandlerMetric]()
         self._logged: dict[str, Any] = {}  # of the current batch, by the user's code
+        self._logged_means = MeanLosses()  # not those of the losses, which may have equal names
         evaluators: list[DatasetEvaluator] = []
         for given in metrics:
             metric = given.evaluator if isinstance(given, EvaluatorHandler) else given
@@ -253,6 +263,7 @@ class EvaluationResults:
 
     def _clear(self) -> None:
         self._losses.reset()
+        self._logged_means.reset()
         self._own = OwnValues()
         self._inputs: Any = None
         self._logged = {}
@@ -278,9 +289,11 @@ class EvaluationResults:
         return self._losses.mean()
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Count values of the current batch as its loss: their means are among the results."""
-        if "loss" in values:
-            raise ConfigError("trainer.log: 'loss' is the mean loss of an evaluation; use another name.")
+        """Log values of the current batch, or of the one that is read next: their means are among the results.
+
+        Each is the mean over the batches of all ranks in which it is logged, weighted as the loss is. Of several values
+        in one batch the latest counts.
+        """
         self._logged.update(values)
 
     def end_batch(self) -> None:
@@ -292,11 +305,10 @@ class EvaluationResults:
                 name: value if isinstance(value, Tensor) else torch.full((), value, dtype=torch.float64, device=device)
                 for name, value in self._logged.items()
             }
-            self._losses.add(logged, weight)
+            self._logged_means.add(logged, weight)
             self._logged = {}
 
     def begin_batch(self, inputs: Any) -> None:
-        self.end_batch()
         self._inputs, self._num_samples, self._weight, self.is_counted = inputs, None, None, False
         self._num_batches += 1
 
@@ -335,18 +347,28 @@ class EvaluationResults:
         """The results over all ranks, which must all call this."""
         if get_tensor_parallel_rank() > 0:
             self._start()  # the first of these ranks has the same
-        self.end_batch()
-        state = self._losses.sums(), self._own, self._exchange.states()
+        state = self._losses.sums(), self._logged_means.sums(), self._own, self._exchange.states()
         note = f"While the attributes of {self._exchange!r} were sent to rank 0, for merge_state."
-        losses, own, evaluated = computed_over_ranks(state, self._computed, note=note)
+        losses, logged, own, evaluated = computed_over_ranks(state, self._computed, note=note)
+        metrics: list[tuple[str, Mapping[str, Any]]]
         if own is not None:
-            return losses | own
-        handled = [(repr(one), one.compute()) for one in self._handlers]
-        return losses | merged_results([*handled, (repr(self._exchange), evaluated)])
+            metrics = [("evaluate_step or compute_metric", own)]
+        else:
+            handled = [(repr(one), one.compute()) for one in self._handlers]
+            metrics = [*handled, (repr(self._exchange), evaluated)]
+        _refuse_logged(logged, [("the model (a loss)", losses), *metrics])
+        if (storage := find_event_storage()) is not None:
+            storage.logged_results.update(logged)
+        return losses | merged_results(metrics) | logged
 
-    def _computed(self, ranks: Sequence[Any]) -> tuple[dict[str, float], dict[str, float] | None, dict[str, Any]]:
-        """The mean losses, the values of the user's own code, if there is such, and the results of evaluators."""
-        losses, own, states = zip(*ranks, strict=True)
-        if any(one.is_used for one in own):
-            return mean_losses(losses), _weighted_means(own), {}
-        return mean_losses(losses), None, self._exchange.computed(states)
+    def _computed(
+        self, ranks: Sequence[Any]
+    ) -> tuple[dict[str, float], dict[str, float], dict[str, float] | None, dict[str, Any]]:
+        """The means of losses and of logged values, the values of the user's own code, if there is such, and metrics.
+
+        The latter are those of evaluators.
+        """
+        losses, logged, own, states = zip(*ranks, strict=True)
+        is_own = any(one.is_used for one in own)
+        metrics = {} if is_own else self._exchange.computed(states)
+        return mean_losses(losses), mean_losses(logged), _weighted_means(own) if is_own else None, metrics

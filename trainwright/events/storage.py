@@ -3,7 +3,7 @@
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -32,6 +32,9 @@ _MAX_SAVED = 1000  # values per metric in a checkpoint
 # Names of the trainer's own metrics.
 OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
 _OWN_LOSSES = frozenset({"loss", "epoch_loss", "eval_loss"})  # also those of evaluations
+_OF_CALLBACKS = frozenset(
+    {"step_loss", "epoch_metric", "global_step"}
+)  # which have these of evaluations as eval_<name>
 
 Scalar = SupportsFloat | Tensor  # Tensor: exactly one element
 
@@ -103,7 +106,8 @@ class EventStorage:
         self.iter = start_iter
         self.samples = 0
         self.results: set[str] = set()  # the names of values that evaluations put
-        self.logged: set[str] = set()  # and those among them that the user's code logs, without a prefix
+        self.logged_results: set[str] = set()  # those among them that the user's code logs, without a prefix
+        self.logged: set[str] = set()  # the names of values that the user's code logs in training
         self.written: int | None = None
         self.written_before: int | None = None
         self.first_unwritten = start_iter
@@ -264,6 +268,27 @@ class EventStorage:
         self._flush()
         first = self._local[name].first_iteration if name in self._local else math.inf
         return min(first, self._late.get(name, math.inf))
+
+    def admit_logged(self, names: Iterable[str]) -> None:
+        """Admit names of values that the user's code logs in training; values of one name are of one source.
+
+        Raises:
+            ConfigError: the training or an evaluation puts a value of this name itself.
+        """
+        for name in names:
+            key = self._prefix + name
+            if key in self.logged:
+                continue
+            if key in self.results:
+                raise taken_name(name, "the training", "a result of the evaluation")
+            if key in self._hints and key not in self._restored:
+                raise taken_name(name, "the training", "a value of the step (which its model returns) or of a hook")
+            self.logged.add(key)
+
+    def refuse_logged(self, names: Iterable[str], source: str) -> None:
+        """Raise if the user's code logs one of these names in training. ``source``: what puts them, for the error."""
+        if twice := self.logged.intersection(names):
+            raise taken_name(min(twice), "the training", source)
 
     def put_image(self, name: str, image: "ArrayLike") -> None:
         """Keep an image for the writers: (C, H, W) or (H, W), uint8 in [0, 255] or float in [0, 1].
@@ -499,8 +524,10 @@ class EvaluationStorage(EventStorage):
 
     def log(self, values: Mapping[str, float | Tensor]) -> None:
         """Count these values of the current batch in the results of the evaluation."""
+        for name in values:
+            if name in _OF_CALLBACKS:
+                raise taken_name(name, "an evaluation", f"'eval_{name}' in the logs of callbacks")
         if self._add_values is not None:
-            self.logged.update(values)  # the set of the training's storage, if there is one
             self._add_values(values)
 
     def put_scalar(self, name: str, value: Scalar, smoothing_hint: bool = True) -> None:
@@ -524,6 +551,14 @@ def _finite_mean(points: list[tuple[float, int]]) -> float:
     is_finite = math.isfinite(points[-1][0])
     values = [value for value, _ in points if math.isfinite(value) or not is_finite]
     return sum(values) / len(values)
+
+
+def taken_name(name: str, where: str, source: str) -> ConfigError:
+    """The error for a name of ``trainer.log``, called in ``where``, that is also ``source``."""
+    return ConfigError(
+        f"trainer.log: {name!r} is logged in {where}, and is also {source}. Remove the call, or log another name, for"
+        f" example 'my_{name}'."
+    )
 
 
 def logged_scalars(values: Mapping[str, Scalar], *others: object, **options: object) -> dict[str, float | Tensor]:

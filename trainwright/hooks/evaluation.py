@@ -85,9 +85,10 @@ class EvalHook(HookBase):
         self.trainer.last_eval_results = dict(results)  # another object for each evaluation
         storage = self.trainer.storage
         trained = {name for name, is_trained in storage.smoothing_hints().items() if is_trained}
-        trained |= {"loss"} | storage.logged
+        trained |= {"loss"} | storage.logged_results
         is_trained = {name: not trained.isdisjoint((name, name.rpartition("/")[2])) for name in scalars}
         scalars = {f"{self._prefix or 'eval_' * is_trained[name]}{name}": value for name, value in scalars.items()}
+        storage.refuse_logged(scalars, "a result of the evaluation")
         self._warn_of_nan({name: value for name, value in scalars.items() if "loss" in name})
         storage.put_scalars(**scalars, smoothing_hint=False)
         storage.results |= scalars.keys()

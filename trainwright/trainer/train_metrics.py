@@ -176,6 +176,7 @@ class TrainMetrics(HookBase):
 
     def _store(self, values: dict[str, float]) -> None:
         storage = self.trainer.storage
+        storage.refuse_logged(values, "a metric of the training")
         hints = storage.smoothing_hints()
         for name, value in values.items():
             if not hints.get(name):  # else the model returns its own
