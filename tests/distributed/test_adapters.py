@@ -18,7 +18,7 @@ from tests.distributed.layout_runs import (
     file_config,
     settings,
 )
-from tests.parallel.test_tensor import of_transformers, with_own_plan
+from tests.parallel.test_tensor import by_heads, of_transformers, with_own_plan
 from tests.ranks import on_ranks
 from trainwright import Trainer
 from trainwright.base.errors import ConfigError
@@ -57,6 +57,12 @@ def gpt2() -> Any:
     return adapted(with_own_plan("GPT2LMHeadModel"), "c_attn", "c_proj", "c_fc", fan_in_fan_out=True)
 
 
+def latent() -> Any:
+    """Of latent attention, whose rotary key is used by all heads."""
+    names = ["q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"]
+    return adapted(by_heads("MiniCPM3"), *names, task_type="CAUSAL_LM")
+
+
 def own_model() -> Any:
     return adapted(build_language(tied=False), "q", "v", "projection", "up", "down", "head")
 
@@ -71,6 +77,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "task": partial(llama, task_type=None),
     "head": embeddings,
     "gpt2": gpt2,
+    "latent": latent,
     "own": own_model,
 }
 TENSOR, PIPELINE, CONTEXT = ({f"{name}_parallel_size": 2} for name in ("tensor", "pipeline", "context"))
@@ -81,6 +88,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "tensor, without a task": ("task", TENSOR),
     "tensor, head": ("head", TENSOR),
     "tensor, gpt2": ("gpt2", TENSOR),
+    "tensor, latent": ("latent", TENSOR),
     "tensor, own": ("own", TENSOR),
     "tensor, recompute": ("llama", {**TENSOR, "gradient_checkpointing": True}),
     "pipeline": ("llama", PIPELINE),

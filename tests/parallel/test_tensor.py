@@ -43,6 +43,36 @@ def frozen_routers(kind: str, **settings: Any) -> nn.Module:
     return model
 
 
+_LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+_LATENT |= {"num_key_value_heads": 4, "head_dim": 4}
+_INDEXED = {**_LATENT, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 4}
+_SPARSE = {"moe_intermediate_size": 16, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+_ROUTED = {**_SPARSE, "n_routed_experts": 4, "n_shared_experts": 1}
+_TWO_KINDS = ["dense", "sparse"]
+# Models with latent attention, and with parameters that have a value for each head.
+BY_HEADS: dict[str, dict[str, Any]] = {
+    "MiniCPM3": {**_LATENT, "scale_emb": 1, "dim_model_base": 8},
+    "DeepseekV2": {**_LATENT, **_ROUTED, "first_k_dense_replace": 1},
+    "Glm4MoeLite": {**_LATENT, **_ROUTED},
+    "DeepseekV32": {**_INDEXED, **_ROUTED, "first_k_dense_replace": 1},
+    "GlmMoeDsa": {**_INDEXED, **_ROUTED, "mlp_layer_types": _TWO_KINDS},
+    "AXK2": {**_INDEXED, **_ROUTED},
+    "HYV4": {**_INDEXED, **_ROUTED},
+    "GraniteSWA": {"sliding_window": 4},
+    "GraniteMoeSWA": {"sliding_window": 4, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "MiMoV2Flash": {**_SPARSE, "sliding_window": 4, "n_routed_experts": 4, "v_head_dim": 8},
+    "Beam": {**_SPARSE, "sliding_window": 4, "num_experts": 4, "mlp_layer_types": _TWO_KINDS},
+}
+
+
+def by_heads(kind: str) -> nn.Module:
+    model = of_transformers(kind, pad_token_id=0, **BY_HEADS[kind])
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():  # some are zero, and so would hide gradients
+        parameter.data += torch.randn(parameter.shape, generator=generator) / 10
+    return model
+
+
 GPT2_DROPOUT = ("resid_pdrop", "embd_pdrop", "attn_pdrop")
 
 
@@ -232,6 +262,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], dict[str, Any]]]
     "qwen2, sequence": (lambda: of_transformers("Qwen2"), {"sequence_parallel": True}, {}),
     "mixtral": (lambda: of_transformers("Mixtral", num_local_experts=4, output_router_logits=True), {}, {"steps": 8}),
     "qwen3 moe, frozen router": (lambda: frozen_routers("Qwen3Moe", num_experts=4, num_experts_per_tok=2), {}, {}),
+    **{kind: (partial(by_heads, kind), {}, {}) for kind in BY_HEADS},
+    "MiniCPM3, recompute": (partial(by_heads, "MiniCPM3"), {}, {"recompute": True}),
+    "HYV4, recompute": (partial(by_heads, "HYV4"), {}, {"recompute": True}),
+    "GraniteSWA, sequence": (partial(by_heads, "GraniteSWA"), {"sequence_parallel": True}, {}),
     **{kind: (partial(with_proposed_plan, kind), {}, {}) for kind in WITHOUT_PLAN},
     **{f"{kind}, attention": (partial(with_own_plan, kind), {}, {}) for kind in OWN_PLANS},
 }
@@ -244,6 +278,8 @@ def differences(names: list[str]) -> dict[str, float]:
 SAMPLED = ["gpt", "sequence parallel, recompute", "accumulation, fused", "bfloat16", "own plan", "llama, tied"]
 SAMPLED += [
     "mixtral",
+    "GraniteSWA, sequence",
+    "HYV4, recompute",
     "llama, tied, sequence, recompute",
     "qwen3, sequence",
     "T5ForConditionalGeneration, attention",
@@ -262,7 +298,8 @@ def test_two_processes_train_as_one(names: list[str]) -> None:
 
 @pytest.mark.exhaustive
 def test_four_processes_train_as_one() -> None:
-    for found in on_ranks(differences, ["gpt", "sequence parallel"], world_size=4, timeout=120):
+    names = ["gpt", "sequence parallel", "DeepseekV2", "HYV4"]
+    for found in on_ranks(differences, names, world_size=4, timeout=120):
         assert max(found.values()) < 1e-5, found
 
 
@@ -274,8 +311,8 @@ def test_sequence_parallel_knows_the_blocks_of_transformers() -> None:
         assert words["model.layers.0"] == "sequence_input"
         norms = {name for name, word in words.items() if word == "norm"}
         assert norms == {name for name, _ in model.named_modules() if name.endswith("norm") and "self_attn" not in name}
-    for kind in ("Mixtral", "Gemma2", "Olmo2"):
-        model = of_transformers(kind)
+    mixed = of_transformers("Glm4Moe", **_SPARSE, n_routed_experts=4, first_k_dense_replace=1)  # one dense, one not
+    for model in (of_transformers("Mixtral"), of_transformers("Gemma2"), of_transformers("Olmo2"), mixed):
         with pytest.raises(PlanError, match="whose blocks consist of self_attn and a dense mlp, each after a norm"):
             check_plan(model, tensor_plan(model), 2, sequence_parallel=True)
 

@@ -4,6 +4,7 @@ import ast
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torch import nn
 
 from trainwright.base.errors import ConfigError
@@ -168,3 +169,55 @@ def test_experts_of_transformers_are_divided_by_whole_experts() -> None:
     model.tp_plan = {"model.layers.*.mlp.gate": "packed_colwise"}
     with pytest.raises(PlanError, match=r"MixtralForCausalLM cuts 'model\.layers\.0\.mlp\.gate' by 'packed_colwise'"):
         tensor_plan(model)
+
+
+def tiny(kind: str, **own: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 12, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "pad_token_id": 0}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "bos_token_id": 1, "eos_token_id": 1}
+    config = getattr(transformers, f"{kind}Config")(**{**sizes, **heads, **own})
+    return getattr(transformers, f"{kind.removesuffix('Text')}ForCausalLM")(config)
+
+
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+
+
+def test_latent_attention_shares_its_rotary_key() -> None:
+    model = tiny("MiniCPM3", **LATENT)
+    name = "model.layers.0.self_attn.kv_a_proj_with_mqa"
+    assert check_plan(model, tensor_plan(model), 2)[name] == "latent"
+    found = faults(model, 2, sequence_parallel=True)
+    assert f"{name} (latent) needs the tokens of all processes. Set sequence_parallel=False." in found
+    del model.model.layers[0].self_attn.qk_rope_head_dim
+    assert "it has 12 outputs, and qk_rope_head_dim is None" in faults(model, 2)
+
+
+def test_values_of_heads_are_divided_with_the_heads() -> None:
+    model = tiny("GraniteSWA")
+    assert check_plan(model, tensor_plan(model), 2)["model.layers.0.self_attn"] == "head_parameters"
+    found = faults(gpt(), 5, {"blocks.*.q": "head_parameters"})
+    assert "blocks.*.q (head_parameters) has weight (12, 12), whose first dimension cannot be divided by 5." in found
+    model.model.layers[0].self_attn.scale = nn.Parameter(torch.ones(1))
+    with pytest.raises(PlanError, match=r"the part of 'model\.layers\.0\.self_attn\.scale' .* its plan has no word\."):
+        tensor_plan(model)
+
+
+def test_models_that_cannot_be_divided_are_refused_with_the_reason() -> None:
+    experts = {"num_local_experts": 2, "interleave_moe_layer_step": 1, "head_dim": 2}
+    of_features = tiny("Llama4Text", **experts)
+    assert "(experts) needs forward(hidden, top_k_index, top_k_weights); it has Llama4TextExperts." in faults(
+        of_features, 2
+    )
+    longcat = {"expert_ffn_hidden_size": 8, "ffn_hidden_size": 8, "num_hidden_layers": 2, "n_routed_experts": 2}
+    zero = tiny("LongcatFlash", **LATENT, **longcat, zero_expert_num=1)
+    assert "it has num_experts None, gate_up_proj (3, 16, 8)" in faults(zero, 2)
+
+    class Normed(nn.Embedding):
+        def __init__(self) -> None:
+            super().__init__(8, 4)
+            self.norm = nn.LayerNorm(4)
+
+    model = nn.ModuleDict({"embedding": Normed()})
+    assert "embedding (Normed) contains norm.weight, which 'embedding_rowwise' does not cut." in faults(
+        model, 2, {"embedding": "embedding_rowwise"}
+    )

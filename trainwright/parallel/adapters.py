@@ -21,6 +21,7 @@ _WORDS = {
     "colwise_by_head": _OUTPUTS,
     "colwise_fused": ("replicated", "colwise_fused", "colwise_fused"),
     "colwise_loss": ("replicated", "colwise_loss", "colwise_loss"),
+    "latent": ("replicated", "latent", "latent"),
     "rowwise": ("rowwise", "replicated", "head_norm"),
 }
 

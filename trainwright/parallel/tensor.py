@@ -22,13 +22,13 @@ from trainwright.base.errors import ConfigError
 from trainwright.parallel.adapters import ADAPTER_COLWISE
 from trainwright.parallel.pipeline_cut import Absent
 from trainwright.parallel.recompute import replace_forward
-from trainwright.parallel.tensor_plan import CUTS, HEADS, is_transposed, tied_names
+from trainwright.parallel.tensor_plan import CUTS, HEADS, is_transposed, rotary_size, tied_names
 
 _PART_OF_TOKENS = Shard(1)  # of (B, L, D)
 
 # The words of modules whose output another module of the plan takes; gradients of gradients are found there.
 _KEEP_APART = frozenset(
-    {"colwise", "colwise_by_head", "replicated", "norm", "head_norm", "sequence_begin", "sequence_input"}
+    {"colwise", "colwise_by_head", "latent", "replicated", "norm", "head_norm", "sequence_begin", "sequence_input"}
 )
 
 
@@ -59,6 +59,8 @@ def shard_tensors(
             parallelize_module(modules[name], mesh, style, src_data_rank=None)
             if change is not None:
                 change(modules[name])
+            if word == "latent":
+                _share_rotary_key(modules[name], mesh, rotary_size(modules, name))
             if word not in _KEEP_APART:
                 refuse_second_order(modules[name], "tensor")
     replicated = {modules[name] for name, word in words.items() if word == "replicated" and name in modules}
@@ -89,6 +91,8 @@ def _styles(
         ADAPTER_COLWISE: (ColwiseParallel, None),
         "colwise_fused": (partial(ColwiseParallel, output_layouts=Replicate(), use_local_output=False), _keep_heads),
         "own_heads": (Replicated, partial(_count_heads, size=size)),
+        "head_parameters": (HeadParameters, None),
+        "latent": (Replicated, None),
         "colwise_gather_output": (partial(ColwiseParallel, output_layouts=Replicate()), _copy_output),
         "colwise_loss": (partial(ColwiseParallel, use_local_output=False), _gather_in_evaluation),
         "rowwise": (partial(RowwiseParallel, output_layouts=tokens), None),
@@ -125,6 +129,19 @@ def _count_heads(module: Any, size: int) -> None:
     for name in (*HEADS, "split_size"):  # the width of q in GPT-2
         if isinstance(getattr(module, name, None), int):
             setattr(module, name, getattr(module, name) // size)
+
+
+def _share_rotary_key(module: nn.Module, mesh: DeviceMesh, size: int | None) -> None:
+    """Sum the gradients of the last ``size`` outputs, which each process uses for its heads only.
+
+    The other outputs go to a colwise module, which sums their gradients.
+    """
+
+    def share(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        latent, rotary_key = torch.tensor_split(output, [output.shape[-1] - (size or 0)], -1)
+        return torch.cat([latent, _used_in_part(rotary_key, mesh)], -1)
+
+    module.register_forward_hook(share)
 
 
 def _gather_in_evaluation(module: nn.Module) -> None:
@@ -213,6 +230,16 @@ class Replicated(ParallelStyle):
             module.register_forward_hook(partial(_gather, device_mesh, self._output))
         if names:
             replace_during_forward(module, names, _sum_gradients if self._sums else _local_values)
+        return module
+
+
+class HeadParameters(ParallelStyle):
+    """Of the parameters of a module itself, each process has the values of its heads."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        names = distribute_parameters(module, device_mesh, lambda _: Shard(0))
+        if names:  # in some models only some layers have them
+            replace_during_forward(module, names, _local_values)
         return module
 
 

@@ -11,6 +11,7 @@ computed by every process. In a pattern ``*`` stands for any name between two do
 ... }
 """
 
+import inspect
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,8 @@ WHOLE = {
     "norm": "the same; its output is the input of several colwise modules, and their gradients are summed once",
     "head_norm": "a norm of each head's features, between colwise and rowwise modules",
     "own_heads": "an attention module: its number of heads becomes that of the process",
+    "head_parameters": "an attention module: of its own parameters each process has the values of its heads",
+    "latent": "a linear layer to latent keys and values, and to the rotary key of all heads (qk_rope_head_dim)",
     "sequence_begin": "with sequence parallel, from its output on each process has a part of the tokens, up to a norm",
     "sequence_input": "the same, from its input on: the first block",
 }
@@ -57,6 +60,8 @@ TRANSFORMERS_WORDS = {
     "rowwise_rep": "rowwise_split_input",
     "replicate": "replicated",
     "replicated_with_grad_allreduce": "head_norm",
+    "local_params": "head_parameters",
+    "mla_kv_a_proj": "latent",
 }
 _FUSED = re.compile(r"(^|_)(w?qkv|kqv|c_attn|in_proj|query_key_value|gate_up)(_|$)", re.IGNORECASE)
 
@@ -168,6 +173,7 @@ def check_plan(
         if word in WORDS:
             pattern = patterns.get(name, name)
             faults += _module_faults(pattern, modules[name], word, size, is_own=is_own and name in patterns)
+    faults += _latent_faults(modules, words, sequence_parallel=sequence_parallel)
     faults += chain(of_adapters, _complete_ties(model, modules, words))
     begins = {"sequence_begin", "sequence_input"} & {*words.values()}
     if sequence_parallel and not (begins and "norm" in words.values()):
@@ -227,19 +233,23 @@ def _plans(
 
 
 def _expert_patterns(module: Any) -> Iterator[tuple[str, str]]:
-    """The experts in the plan of transformers."""
-    for pattern, foreign in (getattr(module, "ep_plan", None) or {}).items():
-        if foreign == "ep_dispatch_experts":
-            yield pattern, EXPERTS
+    """The experts in the plans of transformers; some models have only one of the two."""
+    for attribute, word in (("ep_plan", "ep_dispatch_experts"), ("tp_plan", "moe_tp_experts")):
+        for pattern, foreign in (getattr(module, attribute, None) or {}).items():
+            if foreign == word:
+                yield pattern, EXPERTS
 
 
 def _translated(module: Any) -> Iterator[tuple[str, str]]:
     """The plan of transformers in our words; without patterns for parts that this model does not have."""
     names = [name for name, _ in chain(module.named_modules(), module.named_parameters())]
     experts = [pattern for pattern, _ in _expert_patterns(module)]
+    of_heads = [*_head_parameter_patterns(module)]
     plan = {
-        name: word for name, word in (module.tp_plan or {}).items() if name.rpartition(".")[0] not in experts
-    }  # of packed weights
+        name: word
+        for name, word in (module.tp_plan or {}).items()
+        if name not in of_heads and name.rpartition(".")[0] not in experts  # of packed weights
+    }
     for pattern, foreign in {**plan, **dict.fromkeys(experts, EXPERTS)}.items():
         word = TRANSFORMERS_WORDS.get(foreign, foreign)
         found = next((name for name in names if _matches(name, pattern)), None)
@@ -254,6 +264,27 @@ def _translated(module: Any) -> Iterator[tuple[str, str]]:
             yield pattern, word
 
 
+def _head_parameter_patterns(model: Any) -> Iterator[str]:
+    """The patterns, in the plan of transformers, of parameters that modules with the word local_params use themselves.
+
+    Raises:
+        PlanError: such a module has a parameter that the plan does not divide by heads.
+    """
+    plan: dict[str, str] = model.tp_plan or {}
+    owners = [pattern for pattern, foreign in plan.items() if foreign == "local_params"]
+    for name, _ in model.named_parameters():
+        if any(_matches(name.rpartition(".")[0], owner) for owner in owners):
+            words = {pattern: foreign for pattern, foreign in plan.items() if _matches(name, pattern)}
+            if [*words.values()] != ["colwise"]:
+                found = ", ".join(map(repr, words.values())) or "no word"
+                raise PlanError(
+                    f"tensor parallel: {type(model).__name__} computes with the part of {name!r} that a process has"
+                    f" (local_params), which must be that of its heads (colwise); its plan has {found}. Use ZeRO"
+                    " (zero_stage), or pipeline parallel."
+                )
+            yield from words
+
+
 # The parts of a block of transformers that adds the results of attention and of dense layers to its input, each after a
 # norm of it. All other values of the block have a part of the features or the tokens.
 _PARTS_OF_BLOCK = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
@@ -266,13 +297,18 @@ _NORMED_BLOCKS = (
 
 def _sequence_words(model: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """What sequence parallel adds to the plans of transformers, for models with blocks like those of Llama."""
-    for name, module in model.named_modules():
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
         blocks, prefix = getattr(module, "layers", None), f"{name}." if name else ""
         if not (_is_transformers(module) and isinstance(blocks, nn.ModuleList) and hasattr(module, "norm")):
             continue
         parts = {part for block in blocks for part, _ in block.named_children()}
-        last = [f"{prefix}layers.0.{layer}" for layer in _LAST_LAYERS]
-        are_rowwise = [any(_matches(one, at) and word == "rowwise" for at, word in plan.items()) for one in last]
+        last = [(f"{prefix}layers.{index}.", layer) for index in range(len(blocks)) for layer in _LAST_LAYERS]
+        are_rowwise = [
+            place + layer in modules
+            and any(_matches(place + layer, at) and word == "rowwise" for at, word in plan.items())
+            for place, layer in last
+        ]
         if parts == _PARTS_OF_BLOCK and all(are_rowwise):
             yield f"{prefix}layers.0", "sequence_input"
             yield f"{prefix}layers.*.*_layernorm", "norm"
@@ -300,6 +336,11 @@ def _near(pattern: str, modules: Mapping[str, nn.Module]) -> str:
 
 
 def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own: bool) -> Iterator[str]:
+    if word == "head_parameters":
+        for own, parameter in module.named_parameters(recurse=False):
+            if not parameter.dim() or len(parameter) % size:
+                shape = tuple(parameter.shape)
+                yield f"{name} ({word}) has {own} {shape}, whose first dimension cannot be divided by {size}."
     if word in WHOLE:
         return
     if word == EXPERTS:
@@ -311,6 +352,10 @@ def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own
         found = type(module).__name__
         found = f"{type(module).__module__}.{found}" if found in kind else found  # the layer of an adapter
         yield f"{name} is a {found}; {word!r} cuts an {kind}."
+        return
+    inner = [own for own, _ in module.named_parameters() if "." in own]
+    if inner:
+        yield f"{name} ({type(module).__name__}) contains {inner[0]}, which {word!r} does not cut."
         return
     length = module.get_parameter("weight").shape[dim]
     if word == "colwise_fused" and length % (3 * size):
@@ -338,11 +383,49 @@ def _expert_faults(name: str, module: Any, size: int, setting: str) -> Iterator[
     if not isinstance(number, int) or other or not shapes:
         found = ", ".join([f"num_experts {number}", *other])
         yield f"{name} ({EXPERTS}) needs num_experts, the first dimension of all its parameters; it has {found}."
+    elif not _takes_routes(module):
+        found = f"{type(module).__name__}.forward{inspect.signature(module.forward)}"
+        yield f"{name} ({EXPERTS}) needs forward(hidden, top_k_index, top_k_weights); it has {found}."
     elif number % size:
         yield (
             f"{name} has {number} experts, which cannot be divided among {size} processes: {setting} must divide"
             f" {number}."
         )
+
+
+def _latent_faults(
+    modules: Mapping[str, nn.Module], words: Mapping[str, str], *, sequence_parallel: bool
+) -> Iterator[str]:
+    for name in (name for name, word in words.items() if word == "latent"):
+        size, width = rotary_size(modules, name), getattr(modules[name], "out_features", 0)
+        if size is None or not size <= width:
+            yield (
+                f"{name} (latent) must be an nn.Linear whose last outputs are the rotary key, as many as the"
+                f" qk_rope_head_dim of the module around it; it has {width} outputs, and qk_rope_head_dim is {size}."
+            )
+        if sequence_parallel:
+            yield f"{name} (latent) needs the tokens of all processes. Set sequence_parallel=False."
+            return
+
+
+def rotary_size(modules: Mapping[str, nn.Module], name: str) -> int | None:
+    """The features of the rotary key in the outputs of a "latent" module, which the attention around it declares."""
+    owner = name
+    while owner:
+        owner = owner.rpartition(".")[0]
+        size = getattr(modules.get(owner), "qk_rope_head_dim", None)
+        if isinstance(size, int):
+            return size
+    return None
+
+
+def _takes_routes(module: Any) -> bool:
+    """Whether experts are called with features, the experts of each token and their weights."""
+    try:
+        inspect.signature(module.forward).bind("hidden", "top_k_index", "top_k_weights")
+    except TypeError:
+        return False
+    return True
 
 
 _MAY_BE_UNEVEN = {"colwise_gather_output", "colwise_loss", "embedding_rowwise"}  # a vocabulary
