@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from omegaconf import OmegaConf
 from torch.utils.data import TensorDataset
 
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigKeyError, ConfigTypeError
 from trainwright.cli.train import main
 from trainwright.config.arguments import default_argument_parser
-from trainwright.config.foreign_names import SETTINGS
+from trainwright.config.config_file.checks import _optimizer_faults, _setting_faults
+from trainwright.config.foreign_names import INNER_KEYS, SETTINGS, VALUES
 from trainwright.config.key_hints import keys_by_name
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
 
@@ -95,6 +98,98 @@ def test_no_name_has_two_answers_and_each_answer_exists() -> None:
         section, _, _ = key.partition(".")
         if section == "train":
             assert try_get_key(defaults, key, default="absent") != "absent", key
+
+
+def unchanged(value: Any) -> Any:
+    """A value of Python as its text stands in the tables: 'true', '-1', 'torch.float16'."""
+    if value.startswith("torch."):
+        return getattr(torch, value.removeprefix("torch."))
+    return {"true": True, "false": False}.get(value) if value in ("true", "false") else yaml.safe_load(value)
+
+
+def refused(setting: str, value: Any) -> str:
+    """The message of the Python API, or of config files, about a value; "" if it is accepted."""
+    setting = f"optim.params.{setting}" if setting == "clip_grad_max_norm" else setting
+    above, _, inner = setting.partition(".")
+    try:
+        if above in ("train", "optim"):
+            cfg = get_config("common/defaults.py")
+            OmegaConf.update(cfg, setting, value, merge=False)
+            faults = [str(one) for one in (*_setting_faults(cfg), *_optimizer_faults(cfg))]
+            return "\n".join(faults)
+        TrainingConfig(**{above: {inner: value} if inner else value})
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("setting", sorted(VALUES))
+def test_a_value_of_another_library_is_answered_by_what_to_write(setting: str) -> None:
+    wrong = []
+    for text, answer in VALUES[setting].items():
+        value = unchanged(text)
+        if not isinstance(value, torch.dtype | float) or setting == "mixed_precision":
+            message = refused(setting, value)
+            if message and answer not in message and "there is no equivalent" not in message:
+                wrong.append((text, answer, message))
+        line = re.match(r"([\w.]+)=", answer)
+        if line is not None and "..." not in answer and answer.count("=") == 1:
+            wrong += [(answer, said)] if (said := refused(line[1], literal(answer.partition("=")[2]))) else []
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "text"),
+    [
+        ("ema", 0.999, "Write ema={'decay': 0.999}."), ("ema", "0.999", "Write ema={'decay': 0.999}."),
+        ("train.ema", 0.999, "Write train.ema={'decay': 0.999}."),
+        ("early_stopping", 3, "Write early_stopping={'patience': 3}."),
+        ("train.early_stopping", 3, "Write train.early_stopping={'patience': 3}."),
+        ("early_stopping", "eval_loss", "Write early_stopping={'monitor': 'eval_loss'}."),
+        ("model_checkpoint", True, "Write model_checkpoint={'every_n_epoch': 1}."),
+        ("tensorboard", "runs", "Write tensorboard={'log_dir': 'runs'}."),
+        ("train.checkpointer", 100, "Write train.checkpointer.period=100."),
+        ("train.zero_optimization", 2, "Write train.zero_optimization.stage=2."),
+        ("train.evaluation", False, "Write train.evaluation.enabled=False."),
+        ("eval_strategy", 100, "Write eval_strategy='step', eval_steps=100."),
+        ("warmup_ratio", 10, "For a number of updates write warmup_steps=10."),
+        ("unfreeze", ["head"], "Write unfreeze=[{'epoch': 1, 'layers': ['head']}], with the epoch"),
+        ("max_time", "5min", "Write max_time=300, in seconds."),
+        ("train.max_time", "2h", "Write train.max_time=7200, in seconds."),
+        ("gradient_accumulation_steps", {100: 4}, "that of key 0, is missing: write {0: 1, 100: 4}."),
+        ("accumulate_grad_batches", {100: 4}, "that of key 0, is missing: write {0: 1, 100: 4}."),
+        ("train.num_accumulation_steps", {"100": 4}, "that of key 0, is missing: write {0: 1, 100: 4}."),
+        ("num_epochs", -1.0, "Here: a number of epochs that is not reached, and max_time"),
+        ("num_epochs", 2.5, "For a part of an epoch set max_steps."),
+        ("train.amp", "bf16-mixed", "Write train.amp.enabled=True."),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_form_is_answered_by_what_to_write(setting: str, value: Any, text: str) -> None:
+    assert text in refused(setting, value)
+
+
+@pytest.mark.parametrize("value", [-1.0, 0.0, -2.5])
+def test_a_number_of_epochs_that_is_none_is_no_part_of_an_epoch(value: float) -> None:
+    assert "part of an epoch" not in refused("num_epochs", value)
+
+
+@pytest.mark.parametrize("section", sorted(INNER_KEYS))
+def test_a_key_inside_a_setting_is_answered_with_ours(section: str) -> None:
+    above = "train." if section == "amp" else ""
+    allowed = re.compile(r"\w+")
+    for name, here in INNER_KEYS[section].items():
+        assert f"{section}.{name}: no such key. Here: {here}." in refused(f"{above}{section}.{name}", "x")
+        assert allowed.match(here)
+
+
+def test_a_key_with_a_dot_is_answered_in_the_form_of_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigKeyError, match=r"Write early_stopping=\{'monitor': ...\}"):
+        TrainingConfig(**{"early_stopping.metric": "x"})
+    file = tmp_path / "config.yaml"
+    for text in ("early_stopping.metric: x", "callback:\n  early_stopping.metric: x", "train.early_stopping.metric: x"):
+        file.write_text(text)
+        with pytest.raises(ConfigKeyError, match=r"Write early_stopping: \{monitor: ...\}"):
+            TrainingConfig.load(file)
 
 
 def trainer(folder: Path) -> Trainer:

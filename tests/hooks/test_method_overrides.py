@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from tests.toys import Classifier, file_config, points, quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigTypeError
+from trainwright.config import foreign_names
 from trainwright.engine import EagerTrainer, HookBase, TrainerBase
 from trainwright.hooks import Callback
 from trainwright.hooks.callbacks import CallbackList
@@ -375,3 +376,30 @@ def test_a_misspelt_method_of_a_callback_is_one_warning(caplog: pytest.LogCaptur
     (message,) = caplog.messages
     assert message.startswith("Mine.on_epoch_ends is never called: ")
     assert message.endswith(" Did you mean on_epoch_end?")
+
+
+def test_methods_of_other_libraries_are_answered_with_ours(caplog: pytest.LogCaptureFixture) -> None:
+    for name, here in foreign_names.CALLBACK_METHODS.items():
+        caplog.clear()
+        CallbackList([type("Mine", (Callback,), {name: lambda self, *arguments: None})()])
+        assert caplog.messages == [f"Mine.{name} is never called. Here it is {here}."]
+        ours = here.partition("(")[0].partition(" ")[0]
+        assert hasattr(Callback, ours) or ours in ("state_dict", "load_state_dict", "optimization_step")
+    for name, here in foreign_names.HOOK_METHODS.items():
+        caplog.clear()
+        hook = type("Mine", (HookBase,), {name: lambda self, *arguments: None})
+        if hasattr(HookBase, name):
+            continue
+        TrainerBase().register_hooks([hook()])
+        assert caplog.messages == [f"Mine.{name} is never called. Here it is {here}."]
+
+
+def test_a_helper_with_the_name_of_another_library_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class Mine(Callback):
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            self.after_epoch()
+
+        def after_epoch(self) -> None: ...
+
+    CallbackList([Mine()])
+    assert not caplog.messages

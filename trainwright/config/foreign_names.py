@@ -5,7 +5,9 @@ same as a setting are aliases of it instead, in the table of settings.
 """
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from trainwright.base.errors import nearest_name
 
@@ -318,14 +320,6 @@ TRAIN_ARGUMENTS = {
     **dict.fromkeys(("model", "train_dataloaders", "val_dataloaders", "datamodule"), "arguments of Trainer(...)"),
 }
 
-
-def argument_hint(name: str, table: Mapping[str, str], settings: Iterable[str]) -> str:
-    """What an unknown argument is called here, or that it is a setting; "" if it is not known."""
-    if name in table:
-        return f" Here: {table[name]}."
-    return f" It is a setting: TrainingConfig({name}=...)." if name in {*settings} else ""
-
-
 # Methods that the trainers and modules of other libraries have for a user to override.
 METHODS = {
     **dict.fromkeys(("validation_step", "test_step", "prediction_step", "eval_step", "val_step"), "evaluation_step"),
@@ -348,14 +342,322 @@ METHODS = {
     "forward": "that of the model; compute_loss(model, inputs) of the trainer computes the loss",
 }
 
+# Methods of callbacks, by those that other libraries have at the same moment.
+CALLBACK_METHODS = {
+    **dict.fromkeys(
+        ("on_fit_start", "on_train_start", "before_run", "before_fit", "before_train", "on_fit_begin"),
+        "on_train_begin(logs)",
+    ),
+    **dict.fromkeys(
+        ("on_fit_end", "after_run", "after_fit", "after_train", "on_exception", "on_run_end"),
+        "on_train_end(logs)",
+    ),
+    **dict.fromkeys(
+        ("on_train_epoch_start", "on_epoch_start", "before_train_epoch", "before_epoch", "on_train_epoch_begin"),
+        "on_epoch_begin(epochs, logs)",
+    ),
+    **dict.fromkeys(("on_train_epoch_end", "after_train_epoch", "after_epoch"), "on_epoch_end(epochs, logs)"),
+    **dict.fromkeys(
+        ("on_train_batch_start", "on_step_begin", "before_train_iter", "before_batch", "on_batch_start"),
+        "on_train_batch_begin(batch, logs)",
+    ),
+    **dict.fromkeys(
+        ("on_step_end", "on_substep_end", "after_train_iter", "after_batch", "after_step"),
+        "on_train_batch_end(batch, logs)",
+    ),
+    **dict.fromkeys(
+        (
+            "on_optimizer_step",
+            "on_before_optimizer_step",
+            "on_pre_optimizer_step",
+            "on_before_zero_grad",
+            "on_before_backward",
+            "on_after_backward",
+            "on_backward_end",
+            "after_backward",
+        ),
+        "optimization_step of a subclass of Trainer, or on_train_batch_end(batch, logs)",
+    ),
+    **dict.fromkeys(
+        (
+            "on_evaluate",
+            "on_validation_end",
+            "on_validation_epoch_end",
+            "on_test_end",
+            "on_test_epoch_end",
+            "after_val_epoch",
+            "after_val",
+            "after_test_epoch",
+            "after_validate",
+            "on_predict_end",
+            "on_eval_epoch_end",
+        ),
+        "on_eval_end(logs)",
+    ),
+    **dict.fromkeys(
+        (
+            "on_validation_start",
+            "on_validation_epoch_start",
+            "on_test_start",
+            "on_test_epoch_start",
+            "on_test_begin",
+            "on_sanity_check_start",
+            "before_val_epoch",
+            "before_val",
+            "before_validate",
+            "on_validation_begin",
+            "on_predict_begin",
+            "on_predict_start",
+        ),
+        "on_eval_begin(logs)",
+    ),
+    **dict.fromkeys(
+        ("on_validation_batch_start", "on_test_batch_start", "on_test_batch_begin", "before_val_iter"),
+        "on_eval_batch_begin(batch, logs)",
+    ),
+    **dict.fromkeys(
+        ("on_validation_batch_end", "on_test_batch_end", "on_prediction_step", "after_val_iter"),
+        "on_eval_batch_end(batch, logs)",
+    ),
+    **dict.fromkeys(("on_save", "on_save_checkpoint", "before_save_checkpoint"), "state_dict(), which is saved"),
+    **dict.fromkeys(("on_load_checkpoint", "after_load_checkpoint"), "load_state_dict(state)"),
+    **dict.fromkeys(("on_log", "on_logs"), "on_train_batch_end(batch, logs), whose logs has the values"),
+    "on_init_end": "on_train_begin(logs)",
+}
+_OF_HOOKS = {
+    "on_train_begin": "before_train()",
+    "on_train_end": "after_train()",
+    "on_train_batch_begin": "before_step()",
+    "on_train_batch_end": "after_step()",
+    "state_dict": "state_dict()",
+    "load_state_dict": "load_state_dict(state)",
+}
 
-def setting_hint(name: str, allowed: Iterable[str], places: Mapping[str, str] | None = None) -> str:
+
+def _of_hook(here: str) -> str:
+    return _OF_HOOKS.get(here.partition("(")[0], f"{here} of a Callback in callbacks=[...]")
+
+
+# Methods of hooks: those of the same moments, also by the names that callbacks have here.
+HOOK_METHODS = {name: _of_hook(here) for name, here in CALLBACK_METHODS.items()}
+HOOK_METHODS |= {name: here for name, here in _OF_HOOKS.items() if name.startswith("on_")}
+_OF_CALLBACKS = ("on_epoch_begin", "on_epoch_end", "on_batch_begin", "on_batch_end", "on_eval_begin", "on_eval_end")
+HOOK_METHODS |= {name: f"{name} of a Callback in callbacks=[...]" for name in _OF_CALLBACKS}
+
+
+def argument_hint(name: str, table: Mapping[str, str], settings: Iterable[str]) -> str:
+    """What an unknown argument is called here, or that it is a setting; "" if it is not known."""
+    if name in table:
+        return f" Here: {table[name]}."
+    return f" It is a setting: TrainingConfig({name}=...)." if name in {*settings} else ""
+
+
+# Values of settings, by the setting and the text of the value in lower case: what to write.
+_PRECISIONS = {
+    "fp16": ("16", "16-mixed", "fp16", "fp16-mixed", "float16", "half", "mixed_float16", "torch.float16", "amp", "o1",
+             "o2", "amp_fp16", "native", "apex"),
+    "bf16": ("bf16", "bf16-mixed", "bfloat16", "mixed_bfloat16", "torch.bfloat16", "amp_bf16"),
+    "no": ("32", "32-true", "fp32", "float32", "single", "torch.float32", "float", "fp32-true", "none", "o0"),
+}  # fmt: skip
+_OTHER_PRECISIONS = {
+    **dict.fromkeys(("16-true", "bf16-true"), "a model in this type, model.to(torch.bfloat16), and no mixed precision"),
+    **dict.fromkeys(("64", "64-true", "float64", "double", "torch.float64"), "model.double(), and no mixed precision"),
+    **dict.fromkeys(("fp8", "transformer-engine", "transformer-engine-float16", "nf4", "int8", "amp_fp8"), _NONE),
+}
+_MATMUL = {"high": ("tf32", "true"), "highest": ("fp32", "float32", "ieee", "false"), "medium": ("bf16", "bfloat16")}
+_STAGES = {
+    1: ("zero1", "zero-1", "zero_1", "stage1", "stage_1", "deepspeed_stage_1", "os", "zero"),
+    2: ("zero2", "zero-2", "zero_2", "stage2", "stage_2", "deepspeed", "deepspeed_stage_2", "shard_grad_op"),
+    3: ("zero3", "zero-3", "zero_3", "stage3", "stage_3", "deepspeed_stage_3", "full_shard", "fsdp", "fsdp2"),
+}
+_DIRECTIONS = {
+    "min": ("minimize", "minimise", "lower", "less", "smaller", "minimum", "decrease", "descending", "np.less"),
+    "max": ("maximize", "maximise", "higher", "greater", "larger", "maximum", "increase", "ascending", "np.greater"),
+}
+_SCHEDULES = {
+    "lr_scheduler_type='cosine'": ("warmup_cosine", "cosineannealing", "cosine_decay", "cosine_with_warmup"),
+    "lr_scheduler_type='cosine', which ends at 0": ("cosine_with_min_lr", "cosine_warmup_with_min_lr"),
+    "lr_scheduler_type='linear'": ("linear_with_warmup", "warmup_linear", "linear_decay"),
+    "lr_scheduler_type='polynomial'": ("poly", "polynomial_decay"),
+    "lr_scheduler={'name_': 'ReduceLROnPlateau'}": ("reduce_lr_on_plateau", "plateau", "reduceonplateau"),
+    "lr_scheduler={'name_': 'OneCycleLR', 'max_lr': 0.01, 'total_steps': 1000}": ("onecycle", "one_cycle", "1cycle"),
+    "lr_scheduler={'name_': 'StepLR', 'step_size': 10}": ("step", "multistep"),
+    "lr_scheduler={'name_': 'ExponentialLR', 'gamma': 0.9}": ("exponential", "exp", "exponential_decay"),
+    "Trainer(..., lr_scheduler=...) with a schedule of your own, as torch.optim.lr_scheduler.LambdaLR": (
+        "inverse_sqrt", "rsqrt", "noam", "warmup_stable_decay", "wsd", "lambda",
+    ),
+}  # fmt: skip
+_OPTIMIZERS = {
+    "Trainer(..., optimizer=bitsandbytes.optim.AdamW8bit(model.parameters(), lr=...))": (
+        "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "adam8bit", "adamw8bit",
+    ),
+    "Trainer(..., optimizer=...) with an object of its class": (
+        "lion", "lamb", "lars", "sophia", "shampoo", "soap", "prodigy", "schedule_free_adamw", "scheduler_free_adamw",
+        "galore_adamw", "adan", "adabelief", "lion_8bit", "adahessian", "lookahead", "novograd",
+    ),
+    "optimizer='AdamW'": ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "fusedadam"),
+    "optimizer={'name_': 'SGD', 'momentum': 0.9}": ("momentum", "sgd_momentum", "nesterov"),
+}  # fmt: skip
+_LOSSES = {
+    "L1Loss": ("mae", "l1", "mean_absolute_error"),
+    "MSELoss": ("l2", "mse", "mean_squared_error"),
+    "CrossEntropyLoss": ("ce", "xent", "cross_entropy", "crossentropy", "categorical_crossentropy",
+                         "sparse_categorical_crossentropy", "softmax_cross_entropy"),
+    "BCEWithLogitsLoss": ("bce", "binary_crossentropy", "binary_cross_entropy", "bce_with_logits", "sigmoid_ce"),
+    "NLLLoss": ("nll",),
+    "SmoothL1Loss": ("smooth_l1",),
+    "HuberLoss": ("huber",),
+    "KLDivLoss": ("kl", "kld", "kl_divergence"),
+}  # fmt: skip
+
+
+def _by_value(lines: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    return {word: line for line, words in lines.items() for word in words}
+
+
+def _by_word(setting: str, words_of: Mapping[Any, Iterable[str]]) -> dict[str, str]:
+    """``setting=value`` for each word of another library for the value."""
+    return _by_value({f"{setting}={value!r}": words for value, words in words_of.items()})
+
+
+_AMP = {True: (*_PRECISIONS["fp16"], *_PRECISIONS["bf16"]), False: _PRECISIONS["no"]}
+_ENDLESS = "a number of epochs that is not reached, and max_time or early_stopping, which end the run"
+_UNLIMITED = ("-1", "0", "all", "inf", "none", "-1.0", "0.0", "false")
+VALUES: dict[str, dict[str, str]] = {
+    "mixed_precision": _by_word("mixed_precision", _PRECISIONS) | _OTHER_PRECISIONS,
+    "train.amp.enabled": _by_word("train.amp.enabled", _AMP) | _OTHER_PRECISIONS,
+    "train.amp": _by_word("train.amp.enabled", _AMP) | _OTHER_PRECISIONS,
+    **{name: _by_word(name, _MATMUL) for name in ("float32_matmul_precision", "train.float32_matmul_precision")},
+    "zero_stage": _by_word("zero_stage", _STAGES),
+    **{
+        name: _by_word("train.zero_optimization.enabled=True, train.zero_optimization.stage", _STAGES)
+        for name in ("train.zero_optimization.stage", "train.zero_optimization")
+    },
+    **{
+        name: _by_word(name, {True: ("full", "block", "all", "reentrant")})
+        for name in ("gradient_checkpointing", "train.activation_checkpoint.enabled")
+    },
+    **{
+        name: _by_word(name, {"stop": ("raise", "error", "exception", "terminate"), "warn": ("ignore", "log")})
+        for name in ("non_finite", "train.non_finite")
+    },
+    **{
+        name: _by_value({f"{better!r}": words for better, words in _DIRECTIONS.items()})
+        for name in ("early_stopping.mode", "train.early_stopping.mode", "train.evaluation.eval_mode")
+    },
+    "greater_is_better": _by_word(
+        "greater_is_better", {True: ("max", *_DIRECTIONS["max"]), False: ("min", *_DIRECTIONS["min"])}
+    ),
+    "eval_strategy": _by_word("eval_strategy", {"epoch": ("true", "epochs")}),
+    "train.evaluation.eval_period": {"epoch": "train.evaluation.eval_after_n_epoch=1"},
+    "train.checkpointer.period": {"epoch": "train.checkpointer.save_model_after_n_epoch=1"},
+    "lr_scheduler_type": _by_value(_SCHEDULES),
+    "optimizer": _by_value(_OPTIMIZERS),
+    "loss": _by_word("loss", _LOSSES),
+    "num_epochs": dict.fromkeys(("-1", "-1.0", "inf"), _ENDLESS),
+    **{
+        name: _by_word(name, {None: _UNLIMITED})
+        for name in (
+            "max_to_keep", "train.checkpointer.max_to_keep", "max_grad_norm", "clip_grad_max_norm", "clip_grad_value",
+            "hardest_samples", "log_steps", "print_steps", "max_time", "train.max_time", "limit_train_batches",
+            "limit_eval_batches", "train.limit_train_batches", "train.limit_eval_batches",
+        )
+    },
+    **{
+        name: {"-1": f"{name}=None, and max_to_keep=None, which keeps all checkpoints", "0": f"{name}=None"}
+        for name in ("save_top_k", "train.checkpointer.save_top_k")
+    },
+    "batch_size": {"auto": "trainer.find_batch_size(), which searches the largest"},
+    "dataloader_num_workers": {"auto": "dataloader_num_workers=-1"},
+    "learning_rate": {"auto": "trainer.find_lr(apply=True)"},
+    "device_str": {
+        "auto": "device_str=None, the default",
+        **{str(number): f"device_str='cuda:{number}'" for number in range(8)},
+        **dict.fromkeys(("-1", "all"), "device_str='cuda', all GPUs"),
+    },
+    **{
+        name: dict.fromkeys(("simple", "advanced", "pytorch", "torch"), f"{name}=True")
+        for name in ("profile", "train.profile")
+    },
+    **{
+        name: {"true": "nothing, the best checkpoint is kept; the name of another metric keeps one more"}
+        for name in ("save_best", "train.checkpointer.save_best")
+    },
+    "tensorboard": dict.fromkeys(("true", "yes", "on"), "nothing, this is the default"),
+}  # fmt: skip
+
+# Keys inside of settings that are dicts.
+_TRACKER = "a callback or a writer of your own; the trackers are wandb, mlflow and trackio"
+INNER_KEYS = {
+    "early_stopping": {
+        **dict.fromkeys(("metric", "metric_name", "monitor_metric", "eval_metric", "key"), "monitor"),
+        **dict.fromkeys(("early_stopping_patience", "max_patience", "wait"), "patience"),
+        **dict.fromkeys(("early_stopping_threshold", "threshold", "delta", "tolerance"), "min_delta"),
+        **dict.fromkeys(("rule", "direction", "greater_is_better"), "mode"),
+        **dict.fromkeys(("start_from_epoch", "start_epoch", "warmup", "min_epochs"), "start"),
+        **dict.fromkeys(
+            ("restore_best_weights", "load_best"), "the setting load_best_model_at_end, outside of early_stopping"
+        ),
+        "stopping_threshold": "baseline, which the first evaluations have to pass",
+        **dict.fromkeys(("verbose", "strict", "check_finite", "check_on_train_epoch_end"), "nothing, leave it out"),
+    },
+    "ema": {
+        **dict.fromkeys(("beta", "alpha", "momentum", "ema_decay", "rate", "max_decay"), "decay"),
+        **dict.fromkeys(("warmup_steps", "use_warmup", "tau", "use_ema_warmup"), "warmup"),
+        "inv_gamma": "gamma",
+        **dict.fromkeys(("update_every", "update_every_n_steps", "interval"), "every"),
+        **dict.fromkeys(("start_step", "update_after_step", "begin", "swa_start"), "start"),
+        **dict.fromkeys(("use_buffers", "update_buffers", "ema_buffers"), "buffers"),
+        "type": "average",
+    },
+    "model_checkpoint": {
+        **dict.fromkeys(("every_n_epochs", "interval", "period", "save_freq", "epochs"), "every_n_epoch"),
+        **dict.fromkeys(("every_n_train_steps", "every_n_steps", "steps", "save_steps"), "every_n_iteration"),
+        **dict.fromkeys(("save_top_k", "save_best", "max_to_keep"), "a setting beside model_checkpoint"),
+        **dict.fromkeys(("monitor", "mode", "save_best_only"), "metric_for_best_model and greater_is_better, settings"),
+        **dict.fromkeys(("dirpath", "filename", "filepath"), "checkpoints_dir, a setting"),
+        "save_last": "nothing, the newest checkpoint is kept",
+        "max_keep_ckpts": "max_to_keep, a setting",
+        "save_weights_only": "nothing, a checkpoint has the complete state",
+    },
+    "trackers": {
+        "tensorboard": "the setting tensorboard={'log_dir': ...}, which is on by default",
+        **dict.fromkeys(("comet", "comet_ml", "neptune", "clearml", "aim", "dvclive", "swanlab", "csv"), _TRACKER),
+        **dict.fromkeys(("all", "none"), "trackers=['wandb', 'mlflow'], or None"),
+    },
+    "tensorboard": dict.fromkeys(("save_dir", "dir", "path"), "log_dir"),
+    "profile": {"skip_first": "wait", "schedule": "wait, warmup, active and repeat", "dirpath": "output_dir"},
+    "amp": dict.fromkeys(
+        ("dtype", "precision", "opt_level"), "enabled=True, which is bfloat16, or float16 on GPUs without bfloat16"
+    ),
+}  # fmt: skip
+
+
+def value_hint(where: str, value: object) -> str:
+    """What to write instead of another library's value of the setting at ``where``, as a sentence; "" if not known."""
+    here = VALUES.get(where, {}).get(str(value).strip().lower())
+    if here is None:
+        return ""
+    if here == _NONE:
+        return f"It is of another library; {_NONE}."
+    return f"Write {here}." if re.match(r"[\w.]+=|'", here) else f"Here: {here}."
+
+
+def inner_key_hint(section: str, key: str) -> str:
+    """What a key of a setting that is a dict is called here, as a sentence; "" if not known."""
+    here = INNER_KEYS.get(section, {}).get(key)
+    return "" if here is None else f"Here: {here}."
+
+
+def setting_hint(
+    name: str, allowed: Iterable[str], places: Mapping[str, str] | None = None, *, sign: Literal["=", ": "] = "="
+) -> str:
     """What an unknown setting is called in a TrainingConfig, or the nearest name.
 
-    ``places``: the settings by their keys in config files.
+    ``places``: the settings by their keys in config files. ``sign``: of an assignment, in Python or in YAML.
     """
     if "." in name:
-        return _without_dots(name, set(allowed), places or {})
+        return _without_dots(name, set(allowed), places or {}, sign)
     if name not in SETTINGS:
         names = sorted(allowed)
         near = nearest_name(name, names).lstrip()
@@ -364,16 +666,18 @@ def setting_hint(name: str, allowed: Iterable[str], places: Mapping[str, str] | 
     return f"Here: {SETTINGS[name]}." if SETTINGS[name] != _NONE else f"It is of another library; {_NONE}."
 
 
-def _without_dots(name: str, allowed: set[str], settings: Mapping[str, str]) -> str:
+def _without_dots(name: str, allowed: set[str], settings: Mapping[str, str], sign: str) -> str:
     """What to write in place of the path of a config file, or of an entry of a setting that is a dict."""
-    first, _, rest = name.partition(".")
+    first, _, rest = name.removeprefix("train.").partition(".")
     last = name.rpartition(".")[2]
-    found = settings.get(name) or settings.get(f"train.{name}") or (last if last in allowed else None)
-    if first in allowed and found is None:
-        return f"Write {first}={{{rest!r}: ...}}."
+    found = settings.get(name) or settings.get(f"train.{name}")
+    if found is None and first in allowed and rest:
+        key = INNER_KEYS.get(first, {}).get(rest, rest)
+        return f"Write {first}{sign}{{{key if sign == ': ' else repr(key)}: ...}}."
+    found = found or (last if last in allowed else None)
     if found is None:
         return f"The settings have no sections. {setting_hint(last, allowed)}"
-    return f"The settings have no sections: write {found}=..."
+    return f"The settings have no sections: write {found}{sign}..."
 
 
 def attribute_hint(name: str, owner: object) -> str | None:

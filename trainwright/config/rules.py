@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import PurePosixPath, PureWindowsPath
 
 from trainwright.base.errors import did_you_mean, nearest_of
+from trainwright.config.foreign_names import value_hint
 from trainwright.config.named_settings import Api, NamedSettings
 from trainwright.config.torch_names import CUSTOM, GivenName, TaskType, arguments_fault, find_torch_class, split_name
 
@@ -284,6 +285,6 @@ def _device(spec: NamedSettings) -> str | None:
     except RuntimeError:
         device = name.lower().replace("gpu", "cuda")
         near = device if re.fullmatch("cuda(:[0-9]+)?", device) else nearest_of(name, ("cpu", "cuda", "mps", "xpu"))
-        hint = "" if near is None else f" Did you mean {near!r}?"
-        return f"got {name!r}; it must be a device such as 'cpu' or 'cuda:0'.{hint}"
+        hint = value_hint("device_str", name) or ("" if near is None else f"Did you mean {near!r}?")
+        return f"got {name!r}; it must be a device such as 'cpu' or 'cuda:0'. {hint}".rstrip()
     return None

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trainwright.base.errors import ConfigError, did_you_mean
+from trainwright.config.foreign_names import value_hint
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +110,6 @@ MISSPELLED = {"sdg": "sgd", "cosine_anealing": "cosine_annealing", "full": "no"}
 logger = logging.getLogger("trainwright.config")
 
 
-_USUAL_NAMES = {"mae": "L1Loss", "l2": "MSELoss", "ce": "CrossEntropyLoss"}
 _MORE_ARGUMENTS = {"Muon": ("adamw",)}  # of the optimizers that a Trainer completes
 _SET_BY_TRAINER = {"optimizer": ("params",), "loss": (), "lr_scheduler": ("optimizer", "last_epoch")}
 
@@ -134,9 +134,7 @@ def find_torch_class(kind: str, value: str | Mapping[str, Any]) -> tuple[type[An
     if found is None:
         if kind == "lr_scheduler" and isinstance(value, str) and value in WARMUP_SCHEDULES:
             return None, f"got {value!r}, which is a value of lr_scheduler_type: lr_scheduler_type={name!r}."
-        usual = _USUAL_NAMES.get(name.lower()) if kind == "loss" else None
-        hint = f"Did you mean {usual!r}?" if usual else did_you_mean(name, [*classes, *short])
-        return None, f"got {value!r}. {hint}"
+        return None, f"got {value!r}. {value_hint(kind, name) or did_you_mean(name, [*classes, *short])}"
     return classes[found], None
 
 

@@ -25,6 +25,7 @@ from trainwright.base.errors import (
     got,
     nearest_name,
 )
+from trainwright.config.foreign_names import inner_key_hint, value_hint
 from trainwright.config.torch_names import TaskType, WarmupSchedule
 
 WORDS_OF_BOOL = {
@@ -101,7 +102,9 @@ def _fault(error_type: str, loc: Sequence[int | str], fields: Mapping[str, Any],
         path.append(str(key))
         where = ".".join(path)
         if error_type == "extra_forbidden" and key not in fields:
-            return Fault(where, f"no such key. {_right_place(path, fields) or hint_of(path, fields)}", ConfigKeyError)
+            meant = inner_key_hint(path[-2], path[-1]) if len(path) > 1 else ""
+            meant = meant or _right_place(path, fields) or hint_of(path, fields)
+            return Fault(where, f"no such key. {meant}", ConfigKeyError)
         hint = fields[str(key)]
         if error_type == "missing" and key not in values:
             nearest = did_you_mean(str(key), [name for name in values if name not in fields])
@@ -115,29 +118,41 @@ def _fault(error_type: str, loc: Sequence[int | str], fields: Mapping[str, Any],
     is_type = error_type.endswith("_type") or (error_type == "literal_error" and not isinstance(value, str))
     kind = ConfigTypeError if is_type else ConfigError
     text = f"{got(value)}; it must be {allowed_text(hint, path[-1])}."
-    text += _as_list(hint, value) + _as_number(hint, value) + _nearest_word(hint, value) + _switch(hint, value, where)
+    for suggest in _SUGGESTIONS:
+        if suggestion := suggest(hint, value, where):
+            text += f" {suggestion}"
+            break
     return Fault(where, text, kind)
 
 
-def _nearest_word(hint: Any, value: Any) -> str:
-    """The nearest of the words that a type allows, and what others call a device, as a sentence."""
+# What to write instead of a value, as a sentence; "" if it is not known.
+
+
+def _as_others(hint: Any, value: Any, where: str) -> str:
+    """For a value of another library."""
+    return value_hint(where, value)
+
+
+def _nearest_word(hint: Any, value: Any, where: str) -> str:
+    """For a word that is near to one that is allowed, and for what others call a device."""
     if not isinstance(value, str):
         return ""
     if value.lower().partition(":")[0] == "gpu" and "'cuda'" in allowed_text(hint):
-        return " Did you mean 'cuda'?"
-    return nearest_name(value, [text[1:-1] for text in _alternatives(hint) if re.fullmatch(r"'\w+'", text)])
+        return "Did you mean 'cuda'?"
+    words = [text[1:-1] for text in _alternatives(hint) if re.fullmatch(r"'\w+'", text)]
+    return nearest_name(value, words).lstrip()
 
 
-def _as_list(hint: Any, value: Any) -> str:
-    """What to write where a list of texts is accepted, and one text was given."""
+def _as_list(hint: Any, value: Any, where: str) -> str:
+    """Where a list of texts is accepted, and one text was given."""
     if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
         return ""
     listed = [value]
-    return "" if converted(hint, listed) is listed else f" Write {listed!r}."
+    return "" if converted(hint, listed) is listed else f"Write {listed!r}."
 
 
-def _as_number(hint: Any, value: Any) -> str:
-    """What to write where a number is accepted, and its text was given."""
+def _as_number(hint: Any, value: Any, where: str) -> str:
+    """Where a number is accepted, and its text was given."""
     if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
         return ""
     try:
@@ -145,27 +160,75 @@ def _as_number(hint: Any, value: Any) -> str:
         _adapter(hint).validate_python(number, strict=True)
     except (ValueError, ValidationError):
         return ""
-    return f" Write {value.strip()}, without quotes."
+    return f"Write {value.strip()}, without quotes."
 
 
-_EXAMPLES = {"early_stopping": "{'patience': 3}", "ema": "{'decay': 0.999}"}  # of sections without `enabled`
+def _as_bool(hint: Any, value: Any, where: str) -> str:
+    """For a text that means true or false."""
+    word = WORDS_OF_BOOL.get(value.lower()) if isinstance(value, str) and _takes_bool(hint) else None
+    return "" if word is None else f"Write {word}."
 
 
-def _switch(hint: Any, value: Any, where: str) -> str:
-    """What to write for a text that means true or false, and for a section that is switched on, as a sentence."""
-    section, word = _section(hint), WORDS_OF_BOOL.get(str(value).lower())
-    if word is not None and section is not None and "enabled" in get_type_hints(section):
-        return f" Write {where}.enabled={word}."
-    name = where.rpartition(".")[2]
-    if value is True and name in _EXAMPLES:
-        return f" Write {name}={_EXAMPLES[name]}."
-    if name == "num_epochs" and isinstance(value, float):
-        return " For a part of an epoch set max_steps."
-    if where == "train.scheduler":
-        return " Write LazyCall(WarmupCosineLR)(...), with a schedule of trainwright.optim or torch."
-    if value == "epoch" and name == "eval_period":
-        return " Write train.evaluation.eval_after_n_epoch=1."
-    return f" Write {word}." if word is not None and isinstance(value, str) and _takes_bool(hint) else ""
+_EXAMPLES = {  # of sections that are not switched on by True alone
+    "early_stopping": "{'patience': 3}",
+    "ema": "{'decay': 0.999}",
+    "model_checkpoint": "{'every_n_epoch': 1}",
+}
+
+
+def _in_section(hint: Any, value: Any, where: str) -> str:
+    """Where a section is accepted, and the value of one of its keys, or True or False, was given."""
+    section = _section(hint)
+    if section is None or value is None or isinstance(value, Mapping):
+        return ""
+    keys, word = get_type_hints(section, include_extras=True), WORDS_OF_BOOL.get(str(value).lower())
+    if isinstance(value, str) and re.fullmatch(r"\d*\.?\d+", value):
+        value = float(value) if "." in value else int(value)
+    if word is not None and "enabled" in keys:
+        return f"Write {where}.enabled={word}."
+    if isinstance(value, bool):
+        example = _EXAMPLES.get(where.rpartition(".")[2]) if value else None
+        return "" if example is None else f"Write {where}={example}."
+    key = next((key for key, kind in keys.items() if _takes(kind, value)), None)
+    if key is None:
+        return ""
+    section_of_value = {key: value}
+    return f"Write {where}={section_of_value!r}." if _takes(hint, None) else f"Write {where}.{key}={value!r}."
+
+
+def _takes(kind: Any, value: Any) -> bool:
+    try:
+        _adapter(kind).validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # in seconds
+
+
+def _of_setting(hint: Any, value: Any, where: str) -> str:
+    """For single settings."""
+    name, text = where.removeprefix("train."), ""
+    if where == "num_epochs" and isinstance(value, float) and value > 0:
+        text = "For a part of an epoch set max_steps."
+    elif where == "train.scheduler":
+        text = "Write LazyCall(WarmupCosineLR)(...), with a schedule of trainwright.optim or torch."
+    elif where == "warmup_ratio" and _takes(Count, value):
+        text = f"For a number of updates write warmup_steps={value!r}."
+    elif where == "eval_strategy" and _takes(Count | _ShareOfSteps, value):
+        text = f"Write eval_strategy='step', eval_steps={value!r}."
+    elif name == "unfreeze" and (layers := [value] if isinstance(value, str) else value) and _takes(FieldNames, layers):
+        text = f"Write {where}={[{'epoch': 1, 'layers': layers}]!r}, with the epoch after which these are trained."
+    elif name == "max_time" and (time := re.fullmatch(r"(\d+)\s*([smhd])[a-z]*", str(value), re.IGNORECASE)):
+        text = f"Write {where}={int(time[1]) * _UNITS[time[2].lower()]}, in seconds."
+    elif name.endswith("accumulation_steps") and isinstance(value, Mapping) and 0 not in (counts := _by_update(value)):
+        counts = {0: 1} | counts
+        text = f"The number from the first update on, that of key 0, is missing: write {counts!r}."
+    return text
+
+
+_SUGGESTIONS = (_as_others, _of_setting, _as_list, _as_number, _as_bool, _in_section, _nearest_word)
 
 
 def _takes_bool(hint: Any) -> bool:

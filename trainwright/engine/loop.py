@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from trainwright.base.errors import ConfigError, ConfigTypeError, UserError
-from trainwright.config.foreign_names import attribute_hint
+from trainwright.config.foreign_names import HOOK_METHODS, attribute_hint
 from trainwright.data.errors import add_fix
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
@@ -118,7 +118,7 @@ class TrainerBase:
                 is_callback = hasattr(hook, "on_epoch_end")
                 hint = "callbacks are added with add_callback(...)" if is_callback else "a hook must be a HookBase"
                 raise ConfigTypeError(f"register_hooks: got {hook!r}; {hint}.")
-            check_methods(hook, MOMENTS, "hooks")
+            check_methods(hook, MOMENTS, "hooks", HOOK_METHODS)
             hook.trainer = weakref.proxy(self)  # a plain reference would make a cycle that outlives the training
             insert_hook(self._hooks, hook)
 

@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from inspect import getattr_static, isfunction, signature
@@ -44,17 +44,24 @@ def is_overridden(owner: object, name: str) -> bool:
     return getattr_static(kind, name) is not _DEFINED[base][name]
 
 
-def check_methods(owner: object, moments: Iterable[str], what: str, known: Iterable[str] = ()) -> None:
+def check_methods(
+    owner: object, moments: Iterable[str], what: str, others: Mapping[str, str], known: Iterable[str] = ()
+) -> None:
     """Check the user's methods of ``owner`` for ``moments``; warn of a name that is nearly one of them.
 
-    ``known``: names that the caller has warned of.
+    Args:
+        others: what methods of other libraries are called here.
+        known: names that the caller has warned of.
     """
     kind, moments = type(owner), tuple(moments)
     if kind.__module__.startswith("trainwright."):
         return
     check_arguments(owner, moments)
+    own = [name for name in _methods_of_own(kind) if name in others and not _is_used(kind, name)]
+    for name in own:
+        logger.warning("%s.%s is never called. Here it is %s.", kind.__name__, name, others[name])
     for name, meant in _misspelt(kind, moments):
-        if name not in known:
+        if name not in {*own, *known}:
             logger.warning("%s.%s is never called: %s have %s.", kind.__name__, name, what, meant)
     has = {name: hasattr(owner, name) for name in ("state_dict", "load_state_dict")}
     if len(set(has.values())) > 1:

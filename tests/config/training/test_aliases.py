@@ -2,11 +2,12 @@
 
 import ast
 import inspect
+from types import ModuleType
 from typing import Any
 
 import pytest
 
-from trainwright.config import ConfigError, TrainerConfig, TrainingConfig
+from trainwright.config import ConfigError, TrainerConfig, TrainingConfig, settings
 from trainwright.config.training import other_names
 
 # name, field, a value of the name, the field's value for it
@@ -153,3 +154,21 @@ def test_type_checkers_see_each_alias() -> None:
     names = [ast.unparse(node.target) for node in listed.body if isinstance(node, ast.AnnAssign)]
     assert names == [*TrainingConfig.aliases]
     assert other_names.OtherNames.model_fields == {}
+
+
+def annotations(module: ModuleType) -> dict[str, str]:
+    """Those of all attributes of classes in the source text of a module."""
+    found = ast.walk(ast.parse(inspect.getsource(module)))
+    return {
+        node.target.id: ast.unparse(node.annotation)
+        for node in found
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def test_type_checkers_see_an_alias_with_the_type_of_its_setting() -> None:
+    fields, aliases = annotations(settings), annotations(other_names)
+    plain = {name: alias.field for name, alias in TrainingConfig.aliases.items() if alias.is_plain}
+    assert {name: aliases[name] for name in plain if name != "device"} == {
+        name: fields[field] for name, field in plain.items() if name != "device"
+    }

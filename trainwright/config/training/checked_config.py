@@ -319,6 +319,10 @@ def read_settings(path: AnyPath, kind: type[CheckedConfig]) -> Draft:
     known = {*kind.model_fields, *kind.aliases}
     for category, name, value in _entries(_content(path), known):
         where = name if category is None else f"{category}.{name}"
+        if name not in known and "." in name:
+            hint = setting_hint(name, known, fields_by_place(kind), sign=": ")
+            faults.append(Fault(where, f"no such setting. {hint}", ConfigKeyError))
+            continue
         if name not in known and (category is not None or isinstance(value, Mapping)):
             what = "no such setting" if category is not None else "no such category or setting"
             hint = did_you_mean(name, known if category else {*CATEGORIES, *known})

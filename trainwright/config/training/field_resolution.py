@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from trainwright.base.deprecation import warn_of_setting
 from trainwright.base.errors import ConfigError, ConfigKeyError, Fault, error_of, got
 from trainwright.config import rules
-from trainwright.config.foreign_names import setting_hint
+from trainwright.config.foreign_names import setting_hint, value_hint
 from trainwright.config.named_settings import NamedSettings
 from trainwright.config.torch_names import (
     GivenName,
@@ -145,7 +145,8 @@ def _place_of(field: str, value: Any) -> str:
     if field == "lr_scheduler_type" and isinstance(value, str):
         found, _ = find_torch_class("lr_scheduler", value)
         if found is not None:
-            return f"got {value!r}, a schedule of torch: lr_scheduler={{'name_': {found.__name__!r}, ...}}."
+            line = f"Write lr_scheduler={{'name_': {found.__name__!r}, ...}}."
+            return f"got {value!r}, a schedule of torch. {value_hint(field, value) or line}"
     elif field in ("optimizer", "lr_scheduler") and hasattr(value, "step"):
         if not isinstance(value, type):
             return f"got an object of {type(value).__name__}; pass it to the trainer: Trainer(..., {field}=...)."

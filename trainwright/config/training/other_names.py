@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         filter_bias_and_bn: bool = _GIVEN
         gradient_clip_val: types.Positive | None = _GIVEN
         clip_grad_norm: types.Positive | None = _GIVEN
-        num_accumulation_steps: types.Count = _GIVEN
-        accumulate_grad_batches: types.Count = _GIVEN
+        num_accumulation_steps: types.CountByUpdate = _GIVEN
+        accumulate_grad_batches: types.CountByUpdate = _GIVEN
         amp: Literal["no", "fp16", "bf16"] | None = _GIVEN
         eval_metric: types.Key = _GIVEN
         log_period: types.StepsOrFraction = _GIVEN

@@ -181,8 +181,8 @@ def read_time(value: Any) -> Any:
 
 def complete_early_stopping(settings: Mapping[str, Any] | None) -> dict[str, Any] | None:
     """The settings of early stopping with the defaults of those that the user has not set."""
-    if settings is None:
-        return None
+    if not isinstance(settings, Mapping):  # None, or a value that is refused
+        return settings
     # The better direction depends on the monitor: "auto" derives it from the name that the user sets.
     mode = "auto" if "monitor" in settings else "max"
     return {"monitor": "eval_epoch_metric", "patience": 4, "mode": mode, **settings}

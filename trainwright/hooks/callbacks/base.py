@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from trainwright.base.errors import ConfigKeyError, ConfigTypeError
+from trainwright.config import foreign_names
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable
 
@@ -209,7 +210,8 @@ class CallbackList:
                 hint += " Write class Mine(Callback): def on_epoch_end(self, epochs, logs): ..., or register_hooks(["
                 hint += "CallbackHook(after_step=function)])."
             raise ConfigTypeError(f"add_callback: got {callback!r:.80} ({type(callback).__name__}); {hint}")
-        unknown = [name for name in dir(callback) if name.startswith("on_") and name not in _METHODS]
+        named = (name for name in dir(callback) if name.startswith("on_"))
+        unknown = [name for name in named if name not in _METHODS and name not in foreign_names.CALLBACK_METHODS]
         if unknown:
             near = [one for name in unknown for one in get_close_matches(name, _METHODS, 1, 0.93)]  # a letter more
             hint = f" Did you mean {near[0]}?" if near else ""
@@ -217,7 +219,7 @@ class CallbackList:
                 "%s.%s is never called: callbacks have %s.%s",
                 _name(callback), ", ".join(unknown), ", ".join(_METHODS), hint,
             )  # fmt: skip
-        check_methods(callback, _METHODS, "callbacks", known=unknown)
+        check_methods(callback, _METHODS, "callbacks", foreign_names.CALLBACK_METHODS, known=unknown)
         if singleton:  # by name: a notebook may define the same class again
             self._callbacks = [other for other in self._callbacks if str(type(other)) != str(type(callback))]
         for setter, value in self._given.items():
