@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -267,7 +268,13 @@ def test_a_slow_mirror_skips_to_the_newest_and_keeps_the_best(
         first.wait()  # training does not wait for the mirror
     assert (tmp_path / "here" / "model_0000004").is_dir()
     assert not (tmp_path / "here" / "model_0000000").exists()  # it is copied all the same
-    threading.Timer(0.2, goes_on.set).start()
+
+    def release() -> None:
+        while "waiting until" not in caplog.text:
+            time.sleep(0.01)
+        goes_on.set()
+
+    threading.Thread(target=release, daemon=True).start()
     first.close()
     assert names(url) == [".model_best-0000002", "model_0000004"]
     assert caplog.text.count("is slower than the saves") == 1
