@@ -4,6 +4,7 @@ The disk has a file as it was when it was last synced, and a name of a folder si
 knows nothing of the library: it watches Python's own functions.
 """
 
+import json
 import os
 import stat
 import threading
@@ -16,6 +17,7 @@ import pytest
 from trainwright.base import files
 
 POINTER = "last_checkpoint"
+RECORD, BEST = "run.json", "model_best"
 
 
 class WatchedDisk:
@@ -90,8 +92,24 @@ class WatchedDisk:
             for path in self.root.rglob("*"):
                 if path.name in self.rows:
                     self.expect(path, f"{POINTER} names {named.name}, which refers to {path.name}")
+        if target.name == RECORD:
+            self._expect_best(target.parent, json.loads(source.read_text())["starts"][-1].get("best"))
         if source.is_symlink():
             self.expect(source.parent / os.readlink(source), f"{target.name} points at {os.readlink(source)}")
+
+    def _expect_best(self, run: Path, best: dict[str, Any] | None) -> None:
+        """The checkpoint of the best result that the record of a run names is on the disk."""
+        if best is None:
+            return
+        event = f"{RECORD} names the best result, of iteration {best['iteration']}"
+        path = next((run / folder / BEST for folder in ("", "checkpoints") if (run / folder / BEST).exists()), None)
+        if path is None:
+            self.faults.append(f"{event}, and there is no {BEST}")
+            return
+        self.expect(path, event)
+        iteration = json.loads((path / "manifest.json").read_text())["iteration"] + 1  # of the manifest: from 0
+        if iteration != best["iteration"]:
+            self.faults.append(f"{event}, and {BEST} is of iteration {iteration}")
 
     def _deletes(self, path: Any, *_: Any, dir_fd: int | None = None) -> None:
         folder = Path(os.path.dirname(path) or ".") if dir_fd is None else Path(os.readlink(f"/proc/self/fd/{dir_fd}"))

@@ -110,6 +110,18 @@ def test_what_is_called_after_a_commit_may_ask_the_checkpointer(tmp_path):
     assert seen == [str(tmp_path / "model_0000009")]
 
 
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_call_after_saves_comes_when_all_of_them_are_on_the_disk(tmp_path, asynchronous):
+    checkpointer = Checkpointer(torch.nn.Linear(2, 2), tmp_path, asynchronous=asynchronous)
+    seen = []
+    for name in ("model_0000009", "model_best"):
+        checkpointer.save(name, iteration=9)
+    checkpointer.after_saves(lambda: seen.append(verify(tmp_path / "model_best").iteration))
+    checkpointer.save("model_0000010", iteration=10)
+    checkpointer.wait()
+    assert seen == [9]
+
+
 def test_a_forked_process_saves_on_its_own(tmp_path, slow_disk):
     training = Training()
     checkpointer = training.checkpointer(tmp_path)
@@ -192,6 +204,7 @@ def test_a_failed_save_is_raised_once_and_by_whatever_comes_next(tmp_path, monke
     monkeypatch.setattr(saving, "_PAUSE_S", 0)
     called = []
     checkpointer.save("model_0000019", iteration=19, on_commit=lambda: called.append(True))
+    checkpointer.after_saves(lambda: called.append(True))
     questions = {
         "save": lambda: checkpointer.save("model_0000029", iteration=29),
         "load": lambda: checkpointer.load(tmp_path / "model_0000009"),

@@ -4,6 +4,7 @@ import ctypes
 import json
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,28 @@ def test_hosts_without_a_shared_folder_upload_their_parts_and_download_those_of_
         assert {name for name in files if name.startswith("model-")} == {f"model-0000{rank}-of-00002.safetensors"}
         for other in others:
             assert all(torch.equal(other[name], value) for name, value in unbroken.items())
+
+
+def syncs_of_parts(base: str) -> dict[str, int]:
+    synchronize()
+    on_own_host([f"{base}/run"])
+    synchronize()
+    counts, sync = Counter[int](), os.fsync
+
+    def counted(descriptor: int) -> None:
+        counts[os.fstat(descriptor).st_ino] += 1
+        sync(descriptor)
+
+    os.fsync = counted
+    train(python_trainer(Path(base, "run"), f"file://{base}/mirror", resumes=False))
+    return {str(path): counts[path.stat().st_ino] for path in Path(base, "run").rglob("model-*.safetensors")}
+
+
+@needs_root
+def test_parts_of_a_host_are_synced_once(tmp_path: Path) -> None:
+    for counts in on_ranks(syncs_of_parts, str(tmp_path), world_size=2, timeout=120):
+        assert counts
+        assert set(counts.values()) == {1}
 
 
 def stages_without_a_shared_folder(base: str) -> tuple[Any, Any]:

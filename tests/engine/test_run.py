@@ -5,6 +5,7 @@ import logging
 import os
 import platform
 import subprocess
+import threading
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,33 @@ def test_how_a_run_ends_and_a_running_one_has_no_end(
         one.train()
     assert "status" not in seen[0]
     assert read_starts(tmp_path / "run.json")[0]["status"] == status
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_the_training_thread_waits_for_no_disk_at_a_best_result(
+    asynchronous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = list[str](), os.fsync
+
+    def watched(descriptor: int) -> None:
+        if threading.current_thread() is threading.main_thread():
+            synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        sync(descriptor)
+
+    one = trainer(tmp_path, num_epochs=3, learning_rate=0.1, save_asynchronously=asynchronous)
+    seen: list[dict[str, Any]] = []
+    one.register_hooks(
+        [
+            CallbackHook(
+                before_step=lambda _: monkeypatch.setattr(os, "fsync", watched),
+                after_train=lambda trainer: (monkeypatch.undo(), seen.extend(read_starts(tmp_path / "run.json"))),
+            )
+        ]
+    )
+    one.train()
+    during = [name for name in synced if "run.json" in name]
+    assert bool(during) is not asynchronous
+    assert seen[0]["best"]["iteration"] > 4  # a best result after the first was recorded before the end
 
 
 def test_secrets_of_the_command_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,18 +237,16 @@ class Checkpointer:
         self._warn_of_unused()
         self.loaded_from = None
         sharing = self._sharing_now()
+        takes_part = self._is_writer or sharing is not None  # in the writing
         numbers = [0, 0]  # of rank 0: whether it writes; bytes of a row
         with raised_together(numbers):
             iteration = self._checked_iteration(name, extra)
-            tag_last = tag_last and name != "model_best"
-            calls = [call for call in (on_commit, prune and partial(prune, Path(self.save_dir))) if call is not None]
-            commit: dict[str, Any] = {"tag_last": tag_last, "on_commit": partial(_in_turn, *calls) if calls else None}
             attached = self._attached(sharing)
             self._before_save()
             share = self._share(sharing, extra, attached)
             if keep_trained:
                 share = replace(share, files=self._with_trained(share.files, iteration))
-            if self.asynchronous and (self._is_writer or sharing is not None):
+            if self.asynchronous and takes_part:
                 share = replace(share, files=self._writer.stage(share.files, iteration))
             numbers[:] = self._is_writer, max(map(len, share.rows.values()), default=0)
             rehearse = None
@@ -256,24 +254,20 @@ class Checkpointer:
                 rehearse = self._rehearsal.begin(self, is_sharded=sharing is not None)
         # Nothing is written unless every rank has collected its state.
         is_written, size = numbers
-        writes = bool(is_written) and (self._is_writer or sharing is not None)
-        if is_written:
-            share = with_rows(share, size, None if sharing is None else sharing.grid)
-        ranks, layout = (Exchange(), None) if sharing is None else (sharing.ranks, sharing.grid.sizes)
-        if self.mirror is not None:
-            copies = sharing.ranks_of_mirror if sharing is not None and sharing.ranks_of_mirror else Exchange()
-            commit["mirrored"] = partial(self.mirror.offer, name=name, tag_last=tag_last, prune=prune, ranks=copies)
-        if sharing is not None:
-            commit["place"] = sharing.place
-        write = partial(self._writer.write, name, share, iteration, ranks=ranks, layout=layout, **commit)
+        if not is_written:
+            return
+        share = with_rows(share, size, None if sharing is None else sharing.grid)
+        tag_last = tag_last and name != "model_best"
+        commit = self._commit(name, sharing, tag_last=tag_last, on_commit=on_commit, prune=prune)
+        write = partial(self._writer.write, name, share, iteration, **commit)
         if rehearse is not None:
             write = partial(_in_turn, write, partial(rehearse, Path(self.save_dir, name)))
         if self.asynchronous:
-            if writes:
+            if takes_part:
                 self._writer.submit(write)
             return
         with raised_together():
-            if writes:
+            if takes_part:
                 write()
 
     def load(
@@ -391,6 +385,16 @@ class Checkpointer:
         with nullcontext() if alone else raised_together():
             self._writer.finish()
 
+    def after_saves(self, call: Callable[[], object]) -> None:
+        """Call ``call`` on this rank when the checkpoints saved so far are on disk, in the thread that writes them.
+
+        It is not called if one of them has failed. What it raises is raised as the error of a save.
+        """
+        if self.asynchronous:
+            self._writer.background.submit(call)
+        else:
+            call()
+
     def close(self) -> None:
         """Wait for the saves in flight, end their thread, and free the memory of the copy.
 
@@ -476,6 +480,27 @@ class Checkpointer:
             got = f"{iteration!r} ({type(iteration)})"
             raise CheckpointError(f"Checkpointer.save: iteration: got {got}; it must be an int >= 0.")
         return extra.get("iteration")
+
+    def _commit(
+        self,
+        name: str,
+        sharing: Sharing | None,
+        *,
+        tag_last: bool,
+        on_commit: Callable[[], object] | None,
+        prune: "Prune | None",
+    ) -> dict[str, Any]:
+        """How the ranks commit a checkpoint together, and what is called when it is on disk."""
+        calls = [call for call in (on_commit, prune and partial(prune, Path(self.save_dir))) if call is not None]
+        commit: dict[str, Any] = {"tag_last": tag_last, "on_commit": partial(_in_turn, *calls) if calls else None}
+        if sharing is None:
+            commit |= {"ranks": Exchange(), "layout": None}
+        else:
+            commit |= {"ranks": sharing.ranks, "layout": sharing.grid.sizes, "place": sharing.place}
+        if self.mirror is not None:
+            copies = sharing.ranks_of_mirror if sharing is not None and sharing.ranks_of_mirror else Exchange()
+            commit["mirrored"] = partial(self.mirror.offer, name=name, tag_last=tag_last, prune=prune, ranks=copies)
+        return commit
 
     def _attached(self, sharing: Sharing | None) -> Mapping[str, Content]:
         """The additional files that this rank writes."""

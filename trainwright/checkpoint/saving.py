@@ -6,6 +6,7 @@ to a hidden folder ``.<name>-<iteration>``, which never changes: saving again wr
 
 import contextlib
 import itertools
+import json
 import logging
 import os
 import re
@@ -345,9 +346,7 @@ def write_checkpoint(
 
         def begin() -> str:
             nonlocal manifest
-            is_replaceable = path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))
-            if path.exists() and not is_replaceable:
-                raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
+            _check_replaceable(path)
             manifest = prepare(manifest)
             stack.enter_context(locked(path.parent))
             temporary = temporary_sibling(path)
@@ -400,6 +399,12 @@ def write_checkpoint(
         return made[0] if made else Committed(folder, replace(manifest, files=own), frozenset(own))
 
 
+def _check_replaceable(path: Path) -> None:
+    is_checkpoint_or_empty = path.is_dir() and (is_checkpoint(path) or path.is_symlink() or not any(path.iterdir()))
+    if path.exists() and not is_checkpoint_or_empty:
+        raise CheckpointError(f"{path}: exists and is not a checkpoint; save under another name.")
+
+
 def _committed_by_each(
     path: Path,
     ranks: Exchange,
@@ -432,7 +437,7 @@ def _commit_parts(
             Stage.path(temporary, number).unlink(missing_ok=True)
         with _placed(path, manifest.iteration) as folder:
             (temporary / MANIFEST_NAME).write_bytes(text)
-            commit_folder(temporary, folder)
+            commit_folder(temporary, folder, json.loads(text)["files"])  # synced when they were written
     if then is not None:
         then()
 

@@ -64,7 +64,7 @@ def run_hooks(run: Run) -> list[HookBase | None]:
         None if precision is None else Float32MatmulPrecision(precision),
         deterministic_hook(spec.deterministic),
         tensor_parallel_hook(),
-        RunRecord(run.folder, lambda: me.record()),
+        RunRecord(run.folder, lambda: me.record(), run.checkpointer.after_saves),
         unfreezing_hook(run.model, spec.unfreeze, lambda: me.steps_done(), **lengths),
         WindowSchedule(spec.windows, run.samples_of_window) if spec.windows.is_scheduled else None,
         run.own_step_hook(),

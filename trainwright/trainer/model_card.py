@@ -1,5 +1,6 @@
 """The model card of a run: the ``README.md`` of its checkpoints and of its folder."""
 
+import dataclasses
 import os
 import shutil
 import weakref
@@ -31,12 +32,12 @@ class RunCard:
 
     def text(self) -> str:
         """The card with the numbers of the current weights."""
-        return str(self._card().to_text())
+        return self._rendered_text(self._card())
 
     def file(self) -> Content:
-        """The same as the content of a file, of which most is rendered when the file is written."""
+        """The same as the content of a file, which is rendered when the file is written."""
         card = self._card()
-        return card.to_text().encode() if card is self._given else lambda: card.to_text().encode()
+        return self._rendered_text(card).encode() if card is self._given else lambda: self._rendered_text(card).encode()
 
     def _card(self) -> Any:
         if self._given is not None:
@@ -49,7 +50,7 @@ class RunCard:
             model_architecture=class_name(self._run.model),
             tasks=[str(config.task)] if config.task else None,
             training_summary={"steps": steps.global_step, "epoch": steps.epoch},
-            training_config=self._settings(_without_paths({**config.to_dict(), "output_dir": name})),
+            training_config=_without_paths({**config.to_dict(), "output_dir": name}),
             eval_results=dict(self._results()) or None,
             usage=self._usage(),
         )
@@ -65,13 +66,16 @@ class RunCard:
             card = folder / "README.md"
             card.write_text(_with_curves(card.read_text(encoding="utf-8")), encoding="utf-8")
 
-    def _settings(self, settings: dict[str, Any]) -> str:
-        """As text, which is most of the work for a card: rendered again only if they have changed."""
+    def _rendered_text(self, card: Any) -> str:
+        """Its text. Its settings, most of the work, are rendered again only if they have changed."""
         from trainwright.models.card import settings_text
 
-        if self._rendered is None or self._rendered[0] != settings:
-            self._rendered = settings, settings_text(settings)
-        return self._rendered[1]
+        if card is self._given:
+            return str(card.to_text())
+        settings, rendered = card.training_config, self._rendered
+        if rendered is None or rendered[0] != settings:
+            self._rendered = rendered = settings, settings_text(settings)
+        return str(dataclasses.replace(card, training_config=rendered[1]).to_text())
 
     @property
     def _has_curves(self) -> bool:

@@ -24,6 +24,7 @@ import xxhash
 from trainwright.base.dist import get_world_size, is_main_process
 from trainwright.base.files import atomic_write, irregular
 from trainwright.base.lazy_names import ring
+from trainwright.checkpoint.saving import wait_for_saves
 from trainwright.config.secrets import redact_command
 from trainwright.data.fingerprint import described_data
 from trainwright.engine.folder.run_folder import RunFolder
@@ -45,15 +46,21 @@ class RunRecord(HookBase):
 
     A resumed run adds another start. ``facts()`` returns what only the API knows; its ``data`` are data sets by
     name, which are described here. A training of at least 30 seconds gets a picture of its curves, too.
+    ``after_saves(call)`` calls ``call`` when the checkpoints saved so far are on disk.
 
-    Only the main process writes ``run.json``.
+    Only the main process writes ``run.json``. It names a best result when the checkpoint of that is on disk.
     """
 
     slot, due = "prepare", (Moment.FIRST,)
     in_copies = False
 
-    def __init__(self, folder: RunFolder, facts: Callable[[], Mapping[str, Any]]) -> None:
-        self._folder, self._facts = folder, facts
+    def __init__(
+        self,
+        folder: RunFolder,
+        facts: Callable[[], Mapping[str, Any]],
+        after_saves: Callable[[Callable[[], object]], object],
+    ) -> None:
+        self._folder, self._facts, self._after_saves = folder, facts, after_saves
         self._start: dict[str, Any] = {}
         self._began = 0.0
 
@@ -66,7 +73,7 @@ class RunRecord(HookBase):
         if self.trainer.start_iter >= self.trainer.max_iter:  # a run resumed at its end makes no step
             self._folder.open()
         if self._folder.is_open:
-            self._write()
+            self._write(self._start)
 
     def before_first_step(self) -> None:
         # Hooks of the last iteration, which write, are called now; or a callback that has stopped the run is loaded.
@@ -76,7 +83,7 @@ class RunRecord(HookBase):
     def after_step(self) -> None:
         if not self._folder.is_open:
             self._folder.open()
-            self._write()
+            self._write(self._start)
 
     def after_train(self) -> None:
         # No step was made: values measured so far must not replace the earlier run's metrics.
@@ -100,14 +107,18 @@ class RunRecord(HookBase):
         """Show the results of a run in progress, whose best checkpoint is being saved."""
         results = self._results()
         if self._start and self._folder.is_open and results["best"] != self._start.get("best"):
-            self._start |= results
-            self._write()
+            self._start = self._start | results
+            self.trainer.call_between_steps(self._record_best)  # this may be another save, and that of the best next
+
+    def _record_best(self) -> None:
+        self._after_saves(functools.partial(self._write, self._start))
 
     def after_end(self) -> None:
         if not self._start or not self._folder.is_open:
             return
-        self._start |= self._end()
-        self._write()
+        wait_for_saves()  # this record comes last
+        self._start = self._start | self._end()
+        self._write(self._start)
         if self._start["seconds"] >= MIN_SECONDS and self._start["status"] == "finished":
             self._draw()
 
@@ -173,16 +184,14 @@ class RunRecord(HookBase):
         except Exception as error:
             logger.warning("%s: not written (%s: %s).", path, type(error).__name__, error)
 
-    def _write(self) -> None:
+    def _write(self, start: Mapping[str, Any]) -> None:
         path = self._folder.path / RECORD_NAME
-        if not self._start or irregular(path) is not None:
+        if not start or irregular(path) is not None:
             return
-        starts = read_starts(path) if self._folder.resume or self._start.get("ended") else []
-        if starts and starts[-1].get("started") == self._start["started"]:
+        starts = read_starts(path) if self._folder.resume or start.get("ended") else []
+        if starts and starts[-1].get("started") == start["started"]:
             starts.pop()
-        content = json.dumps(
-            {"formats": FORMATS, "starts": [*starts, self._start]}, indent=1, allow_nan=False, default=str
-        )
+        content = json.dumps({"formats": FORMATS, "starts": [*starts, start]}, indent=1, allow_nan=False, default=str)
         try:
             atomic_write(path, content.encode() + b"\n")
         except OSError as error:  # the run does not depend on it
