@@ -37,6 +37,22 @@ class Memory:
     slow: list[Tensor]
 
 
+def of_bitsandbytes(model: nn.Module) -> torch.optim.Optimizer:
+    """Its optimizers have a flag that the first step of each process sets."""
+
+    class Flagged(torch.optim.SGD):
+        initialized = False
+        __module__ = "bitsandbytes.optim.sgd"
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            self.initialized = True
+            super().step()
+
+    optimizer = Flagged(model.parameters(), lr=0.1)
+    optimizer.initialized = False
+    return optimizer
+
+
 class SlowWithState(Slow):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "slow": self.memory.slow, "counter": self.counter}
@@ -94,13 +110,24 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
         (body(torch.optim.SGD), None, Callback, []),
         (body(torch.optim.AdamW), cosine, Callback, []),
         (body(SlowWithState), cosine, Callback, []),
+        (of_bitsandbytes, None, Callback, []),
         (body(Slow), None, Callback, ["optimizer (Slow)", "counter, memory"]),
         (body(Forgetting), None, Callback, ["optimizer (Forgetting)", "exp_avg"]),
         (body(Casting), None, Callback, ["param_groups[0].lr is 0.01, restored 1.0"]),
         (body(torch.optim.Adam), lambda one: Uneven(one, 3), Callback, ["lr_scheduler (Uneven): last_epoch is 4"]),
         (lambda model: torch.optim.SGD(model.body[-1].parameters(), lr=0.1), None, Add, ["1 parameter groups with 2"]),
     ],
-    ids=["SGD", "AdamW", "saved attributes", "attributes", "forgotten", "setting", "schedule", "added group"],
+    ids=[
+        "SGD",
+        "AdamW",
+        "saved attributes",
+        "of bitsandbytes",
+        "attributes",
+        "forgotten",
+        "setting",
+        "schedule",
+        "added group",
+    ],
 )
 def test_what_does_not_come_back_is_named_at_the_first_save(
     optimizer: Any, schedule: Any, callback: Any, names: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture

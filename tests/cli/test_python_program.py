@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.cli.main import main
-from trainwright.cli.python_program import program_sign
+from trainwright.cli.python_program import _OF_CONFIGS, _TRAINS, program_sign
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -31,6 +31,12 @@ def test_config_files_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(CONFIGS) >= 2  # of the examples, and of the package where its sources are here
 
 
+def test_the_documents_have_the_names_of_config_files() -> None:
+    _, _, text = (REPOSITORY / "docs" / "config.md").read_text().partition("### A Python file that is no config file")
+    section, _, _ = text.partition("\n## ")
+    assert [name for name in (*_OF_CONFIGS, *_TRAINS) if f"`{name}`" not in section] == []
+
+
 TRAINS = "model = Net()\ntrainer = Trainer(model, config, data)\n"
 
 
@@ -44,16 +50,26 @@ TRAINS = "model = Net()\ntrainer = Trainer(model, config, data)\n"
         ("def main():\n    Trainer(m, c, d)\nmain()", "line 2: Trainer(m, c, d)"),
         ("model = Net()\nfor x, y in data:\n    loss(model(x), y).backward()", "line 3: loss(model(x), y).backward()"),
         ("def main():\n    pass\nif __name__ == '__main__':\n    main()", "line 3: if __name__ == '__main__':"),
+        ("with x:\n    t = Trainer(m, c, d)\nt.train()", "line 3: t.train()"),
+        ("if x:\n    t = Trainer(m, c, d)\n    t.train()\nmodel, dataloader = 1, 2", "line 3: t.train()"),
+        ("try:\n    pass\nexcept E:\n    Trainer(m, c, d).train()\nmodel, dataloader = 1, 2",
+         "line 4: Trainer(m, c, d).train()"),
+        ("t: Trainer = Trainer(m, c, d)\nt.train()\nmodel, dataloader = 1, 2", "line 2: t.train()"),
+        ("print((t := Trainer(m, c, d)))\nt.train()\nmodel, dataloader = 1, 2", "line 2: t.train()"),
+        ("with Trainer(m, c, d) as t:\n    t.train()\nmodel, dataloader = 1, 2", "line 2: t.train()"),
+        ("if Trainer(m, c, d).train():\n    pass\nmodel, dataloader = 1, 2", "line 1: Trainer(m, c, d).train()"),
         # Config files: also those that are programs if Python runs them, and those with faults.
         ("from base import model, dataloader\nif __name__ == '__main__':\n    DefaultTrainer(cfg).train()", None),
         ("from base import *\ndef use(trainer):\n    trainer.train()", None),
         ("model = LazyCall(Net)()\ntrain.update(x=1)\nmodel.train()", None),
+        ("model, dataloader = 1, 2\ntrain = dict(after=lambda: Trainer(m, c, d).train())", None),
+        ("model, dataloader = 1, 2\ndef go():\n    t = Trainer(m, c, d)\n    t.train()", None),
         ("globals().update(config())\nif __name__ == '__main__':\n    Trainer(m, c, d).train()", None),
         ("optim = dict(lr=1)\ntrain.update(x=1)", None),
         ("def f(:", None),
         ("", None),
     ],
-)
+)  # fmt: skip
 def test_a_file_is_a_program_by_a_sure_sign_only(text: str, sign: str | None, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text(text)

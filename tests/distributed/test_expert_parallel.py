@@ -1,5 +1,6 @@
 """Expert parallel through both APIs: the numbers of one process, the work of each, checkpoints, and refusals."""
 
+import logging
 import re
 import shutil
 from functools import partial
@@ -250,6 +251,26 @@ def test_features_have_the_values_of_one_process(tmp_path: Path) -> None:
         for case, values in expected.items():
             tolerance = 2e-2 if case in ("bfloat16", "float16") else 1e-5
             assert found[case] == pytest.approx(values, abs=tolerance), case
+
+
+def warnings_of_torch(folder: Path) -> list[str]:
+    messages = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    logger = logging.getLogger("torch.distributed.tensor._redistribute")
+    logger.addHandler(Listener())
+    for zero_stage in (3, 0):
+        layout = {"expert_parallel_size": 2, "zero_stage": zero_stage, "max_grad_norm": 0.1}
+        trainer_of(folder / str(zero_stage), build("Mixture"), 1, **layout).train()
+    logger.warning("of another placement")
+    return messages
+
+
+def test_the_norm_of_experts_is_no_warning_of_torch(tmp_path: Path) -> None:
+    assert on_ranks(warnings_of_torch, tmp_path, world_size=4, timeout=150) == [["of another placement"]] * 4
 
 
 class Penalized(Trainer):

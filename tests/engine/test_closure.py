@@ -1,5 +1,6 @@
 """Optimizers whose step needs a closure, such as LBFGS, in the trainer's own step of both APIs."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -231,3 +232,44 @@ def test_beside_other_optimizers_it_needs_an_own_step(tmp_path: Path) -> None:
     trainer = make(Own)
     trainer.train()
     assert not torch.equal(trainer.model.head.weight, Net().head.weight)
+
+
+class Newton(torch.optim.Optimizer):
+    """Its step differentiates the gradients, as Adahessian."""
+
+    def __init__(self, params: Any, lr: float) -> None:
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            gradients = [one.grad for one in group["params"]]
+            ones = [torch.ones_like(one) for one in gradients]
+            second = torch.autograd.grad(gradients, group["params"], ones)
+            with torch.no_grad():
+                for parameter, curvature in zip(group["params"], second, strict=True):
+                    parameter -= group["lr"] * parameter.grad / (curvature.abs() + 1)
+
+
+@pytest.mark.parametrize("api", ["Trainer", "config file"])
+def test_an_optimizer_that_differentiates_gradients_is_refused_before_the_first_step(api: str, tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"Newton .*: its step differentiates the gradients.*Override train_step .*run_step"
+    ):
+        run_of(Newton, api, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_a_step_of_the_users_own_gives_it_a_graph(tmp_path: Path) -> None:
+    class Mine(Trainer):
+        def train_step(self, model: Any, inputs: Any) -> Any:
+            loss = model(**inputs)["loss"]
+            loss.backward(create_graph=True)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            return {"step_loss": loss.detach()}
+
+    model = Net()
+    before = copy.deepcopy(model)
+    fields = quiet(tmp_path, batch_size=4, num_epochs=1, metrics=[], eval_strategy="no")
+    Mine(model, fields, rows(), optimizer=Newton(model.parameters(), lr=0.1)).train()
+    assert not any(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))

@@ -1,6 +1,8 @@
 """What a resume says about settings that have changed, and which value then trains."""
 
+import inspect
 import logging
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from torch.utils.data import TensorDataset
 
 from tests.toys import Classifier, file_config, pairs, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
+from trainwright.cli.train import main
 from trainwright.config import ConfigError
 from trainwright.engine.own_loop import TrainingLoop
 from trainwright.hooks import Callback
@@ -46,6 +49,20 @@ def table(caplog: pytest.LogCaptureFixture) -> dict[str, str]:
     return dict(rows)
 
 
+class Mine(torch.nn.Linear):
+    def forward(self, inputs, labels):  # type: ignore[no-untyped-def, override]
+        return {"loss": super().forward(inputs).square().mean()}
+
+
+OWN_FILE = """
+model = LazyCall(Mine)(in_features=2, out_features=1)
+data = [dict(inputs=torch.ones(2), labels=1)] * 8
+dataloader = dict(train=LazyCall(torch.utils.data.DataLoader)(dataset=data, batch_size=4))
+train = get_config("common/train.py").train
+optim = get_config("common/optim.py").optim
+train.update(output_dir="{folder}", train_iter=2, train_micro_batch_size=4, progress_bar=False)
+train.evaluation.enabled = False
+"""
 LONGER: dict[Build, dict[str, Any]] = {
     python: {"num_epochs": 2, "resume_from_checkpoint": True},
     config_file: {"train.train_iter": 6, "train.resume": True},
@@ -187,6 +204,23 @@ def test_another_class_of_trainer_is_refused_unless_it_is_allowed(
 
 class Named(Callback):
     pass
+
+
+def test_another_number_of_samples_per_update_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config_file(tmp_path).train()
+    config_file(tmp_path, **LONGER[config_file], **{"train.num_accumulation_steps": 2}).train()
+    said = table(caplog)
+    assert said["train.num_accumulation_steps"].endswith(TAKEN)
+    assert re.match(rf"8 +16 +{TAKEN}: an update has another number of samples", said["train.global_batch_size"])
+
+
+def test_a_class_of_the_config_file_is_no_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "config.py"
+    text = inspect.getsource(Mine) + OWN_FILE.format(folder=tmp_path / "run")
+    file.write_text(f"import torch\nfrom trainwright import LazyCall, get_config\n{text}")
+    assert main([str(file)], prog="trainwright train") == 0
+    assert main([str(file), "--resume", "train.train_iter=4"], prog="trainwright train") == 0
+    assert table(caplog) == {}
 
 
 def test_other_callbacks_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

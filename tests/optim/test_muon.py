@@ -196,9 +196,12 @@ def test_the_model_within_an_adapter_has_the_matrices() -> None:
     assert all("layers." in name for name in names_of(model))
 
 
-def test_what_is_refused() -> None:
+def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Muon: the model has no matrix of a hidden layer, .* Use AdamW"):
         Muon(get_default_optimizer_params(nn.Linear(8, 2), hidden_matrices=True))
+    data = [{"inputs": torch.randn(8), "labels": 1}] * 8
+    with pytest.raises(ConfigError, match=r"^TrainingConfig\.optimizer: Muon: the model has no matrix [^:]*none\.\)$"):
+        Trainer(nn.Linear(8, 2), quiet(tmp_path, optimizer="Muon"), data)
     for wrong, message in (({"adamw": 1e-3}, "Muon.adamw: got 0.001"), ({"ns_steps": 100}, "Muon.ns_steps: got 100")):
         with pytest.raises(ConfigError, match=message):
             Muon(get_default_optimizer_params(Net(), hidden_matrices=True), **wrong)

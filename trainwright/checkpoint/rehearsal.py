@@ -43,7 +43,8 @@ logger = logging.getLogger("trainwright.checkpoint")
 _NAMED = 5  # differences of an object in the message
 _DEPTH = 8  # of values in values
 _SHARED = (nn.Module, Dataset, DataLoader, type, types.ModuleType)
-_WITHOUT_OWN = ("torch.", "accelerate.")  # optimizers whose attributes are no state
+# Optimizers whose attributes are no state. Those of bitsandbytes set `initialized` at the first step of each process.
+_WITHOUT_OWN = ("torch.", "accelerate.", "bitsandbytes.")
 _LAYOUT, VALUES, _BOTH = "layout", "values", "layout and values"  # of tensors, what is compared
 
 

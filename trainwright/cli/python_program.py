@@ -6,6 +6,7 @@ from pathlib import Path
 
 _TRAINS = ("train", "fit", "fit_one_cycle")
 _OF_CONFIGS = ("LazyCall", "LazyConfig", "get_config", "globals", "locals", "vars", "exec")
+_LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
 def program_sign(file: Path) -> str | None:
@@ -18,11 +19,11 @@ def program_sign(file: Path) -> str | None:
         module = ast.parse(file.read_bytes())
     except (SyntaxError, ValueError, OSError):  # the command reports it
         return None
-    trainers = {name for line in module.body if _makes_trainer(line) for name in _targets(line)}
-    for line in _run_at_import(module.body):
-        for call in _calls(line):
-            if _trains(call) and _is_trainer(call.func.value, trainers):  # type: ignore[attr-defined]
-                return _shown(call)
+    run = [*_run_at_import(module)]
+    trainers = {name for node in run for name in _trainers(node)}
+    for call in run:
+        if isinstance(call, ast.Call) and _trains(call) and _is_trainer(call.func.value, trainers):  # type: ignore[attr-defined]
+            return _shown(call)
     if _may_be_config(module):
         return None
     main_block = next((line for line in module.body if _is_main_block(line)), None)
@@ -46,16 +47,12 @@ def _may_be_config(module: ast.Module) -> bool:
     return bool({*_OF_CONFIGS} & (used | imported)) or "*" in imported or {"model", "dataloader"} <= stored | imported
 
 
-def _run_at_import(lines: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements that run when the file is loaded; not the bodies of functions, classes and the main block."""
-    for line in lines:
-        if isinstance(line, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) or _is_main_block(line):
-            continue
-        blocks = [getattr(line, name, []) for name in ("body", "orelse", "finalbody")]
-        if any(blocks):
-            yield from (inner for block in blocks for inner in _run_at_import(block))
-        else:
-            yield line
+def _run_at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """What runs when the file is loaded; not the bodies of functions, lambdas, classes and the main block."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, _LATER) and not _is_main_block(child):
+            yield child
+            yield from _run_at_import(child)
 
 
 def _calls(node: ast.AST) -> Iterator[ast.Call]:
@@ -80,15 +77,15 @@ def _is_trainer(node: ast.expr, names: set[str]) -> bool:
     return str(name).endswith("Trainer")
 
 
-def _makes_trainer(line: ast.stmt) -> bool:
-    return isinstance(line, ast.Assign) and isinstance(line.value, ast.Call) and _is_trainer(line.value, set())
+def _trainers(node: ast.AST) -> Iterator[str]:
+    """The names that an assignment, also one in an expression or of ``with``, gives to a ``...Trainer(...)``."""
+    made = getattr(node, "context_expr" if isinstance(node, ast.withitem) else "value", None)
+    if isinstance(made, ast.Call) and _is_trainer(made, set()):
+        targets = [*getattr(node, "targets", ()), getattr(node, "target", None), getattr(node, "optional_vars", None)]
+        yield from (one.id for one in targets if isinstance(one, ast.Name))
 
 
-def _targets(line: ast.stmt) -> list[str]:
-    return [one.id for one in getattr(line, "targets", ()) if isinstance(one, ast.Name)]
-
-
-def _is_main_block(line: ast.stmt) -> bool:
+def _is_main_block(line: ast.AST) -> bool:
     return isinstance(line, ast.If) and any(
         isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(line.test)
     )

@@ -201,7 +201,7 @@ class EagerTrainer(TrainerBase):
         if has_own_step:
             refuse_own_step(self._pipeline, type(self).__name__, ["train_step"])
         else:
-            update.check_closure()
+            update.check_step()
         place = self._device if device is None else device
         own = None if get_batch is None else lambda data: get_batch(data, place)
         steps.prepare_batches(place, own, own_mixes=own is not None, reads_ahead=reads_ahead)

@@ -20,13 +20,15 @@ Settings = Mapping[str, Any]  # by name, in the types of JSON
 KEPT, TAKEN = "kept from the checkpoint", "taken now"
 ABSENT: Any = object()  # the value of a setting that there is not
 _OF_ORDER = ("seed", "train.seed", "num_samples")
+_OF_UPDATE = ("train.global_batch_size", "train.num_accumulation_steps.")  # the latter are entries of a schedule
+_SAMPLES = f"{TAKEN}: an update has another number of samples, and the learning rate is not scaled with it"
 _ORDER = f"{TAKEN}: the order of samples differs, and some of this epoch may repeat or be missing"
 _MAX_SHOWN = 80  # characters of a value
 
 # Of a group: the parameters and their names, the current rate, and what has no effect on the result of a step.
 _NOT_OPTIONS = {"params", "param_names", "initial_lr", "fused", "foreach", "capturable", "differentiable", IS_HIDDEN}
 _POSITION = {"base_lrs", "last_epoch", "lr_lambdas", "best", "num_bad_epochs", "cooldown_counter"}  # of a schedule
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+|(?<=_trainwright_config_)[0-9a-f]+(?=\.)")  # of an object, of a load of a file
 
 
 def options_of(name: str, part: Any) -> dict[str, Any]:
@@ -108,7 +110,8 @@ def log_changes(before: Settings, now: Settings, effects: Mapping[str, str]) -> 
     rows = [("setting", "before", "now", "effect")]
     for name, effect in effects.items():
         one, other = (shown(settings.get(name, ABSENT)) for settings in (before, now))
-        rows.append((name, one, other, _ORDER if name in _OF_ORDER else effect))
+        text = _ORDER if name in _OF_ORDER else _SAMPLES if name.startswith(_OF_UPDATE) else effect
+        rows.append((name, one, other, text))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join([*(row[place].ljust(width) for place, width in enumerate(widths)), row[3]]) for row in rows]
     more = ["A new run from the weights only uses the new value of what is kept."] if KEPT in effects.values() else []

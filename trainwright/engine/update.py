@@ -32,7 +32,7 @@ from trainwright.optim.named import NamedOptimizers, each_optimizer
 from trainwright.optim.schedules import check_rates
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
 from trainwright.parallel.mesh import computing_device
-from trainwright.parallel.optimizer_probe import check_steps_of_parts
+from trainwright.parallel.optimizer_probe import check_steps_of_parts, differentiates_gradients
 from trainwright.parallel.simulated import simulation
 
 Reader = Callable[[], Any]  # returns the next batch
@@ -122,14 +122,20 @@ class Update:
             check_steps_of_parts(one)
             keep_possible_kernels(one)
         self.closure: Closure | None = None
-        self._closure_refusal = ""
+        self._refusal = ""
+        for one in filter(differentiates_gradients, each_optimizer(optimizer)):
+            self._refusal = (
+                f"{type(one).__name__} ({type(one).__module__}): its step differentiates the gradients, which have no"
+                " graph after the backward pass of the trainer. Override train_step (of a DefaultTrainer: run_step):"
+                " call loss.backward(create_graph=True), step the optimizer and set its gradients to None."
+            )
         differentiate = differentiate or Tensor.backward
         if any(map(takes_closure, each_optimizer(optimizer))):
             refusal = _closure_refusal(
                 optimizer, accumulates=accumulates, scaler=grad_scaler, skips=skip_non_finite, replica=replica
             )
             if any(map(needs_closure, each_optimizer(optimizer))):
-                self._closure_refusal = refusal
+                self._refusal = refusal
             if not refusal:
                 self.closure = Closure(self, differentiate, zero_grad)
                 differentiate, is_plain = self.closure.differentiate, False
@@ -182,10 +188,10 @@ class Update:
         """Whether the current micro-batch is the first of its window."""
         return len(self.mean.weights) <= self.is_counted
 
-    def check_closure(self) -> None:
-        """Raise if ``finish`` cannot step the optimizer because it needs a closure."""
-        if self._closure_refusal:
-            raise ConfigError(self._closure_refusal)
+    def check_step(self) -> None:
+        """Raise if ``finish`` cannot step the optimizer because it needs a closure, or a graph of the gradients."""
+        if self._refusal:
+            raise ConfigError(self._refusal)
 
     def backward(self, loss: Tensor, batch: Any) -> None:
         """Add the gradients of the share that a micro-batch's mean loss has in the window."""

@@ -1,7 +1,9 @@
 """Whether the step of an optimizer can update parameters that are divided between processes: tried on tiny ones."""
 
 import copy
+import inspect
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ def check_steps_of_parts(optimizer: Any) -> None:
     kind = type(optimizer)
     if kind.__module__.startswith("torch.optim"):
         reason = "torch's version computes with complete parameters" if kind in _NEED_WHOLE_PARAMETERS else None
-    elif getattr(optimizer, "is_second_order", False):  # timm's name for it, of Adahessian
+    elif differentiates_gradients(optimizer):
         reason = "it differentiates gradients, and those of divided parameters have no graph"
     else:
         reason = _error_of_parts(optimizer)
@@ -35,6 +37,18 @@ def check_steps_of_parts(optimizer: Any) -> None:
             f" expert parallelism has divided ({reason}). Use another optimizer, such as AdamW, or a layout in which"
             " each process has complete parameters: data parallelism without zero_stage, or pipeline stages."
         )
+
+
+def differentiates_gradients(optimizer: Any) -> bool:
+    """Whether the step of an optimizer computes gradients of gradients, as Adahessian: they need a graph."""
+    if getattr(optimizer, "is_second_order", False):  # timm's name for it
+        return True
+    for kind in type(optimizer).__mro__[:-1]:
+        if not kind.__module__.startswith("torch."):
+            with suppress(OSError, TypeError):  # its source is not there
+                if "autograd.grad(" in inspect.getsource(kind):
+                    return True
+    return False
 
 
 def _error_of_parts(optimizer: Any) -> str | None:

@@ -57,6 +57,8 @@ def _class_of(kind: str, named: Any) -> type[Any]:
 def _built(found: type[Any], setting: str, *arguments: Any, **more: Any) -> Any:
     try:
         return found(*arguments, **more)
+    except ConfigError as error:  # of an optimizer of trainwright, which names itself and the value
+        raise ConfigError(f"TrainingConfig.{setting}: {error}") from error
     except (TypeError, ValueError, KeyError) as error:
         raise ConfigError(f"TrainingConfig.{setting}: {found.__name__} does not accept {more}: {error}.") from error
 

@@ -194,7 +194,7 @@ class TrainingStep:
         self._has_own_loader = loaders.is_own_loader(run.batches.loader)
         self._is_planned = self._has_own_loader and keeps_samples(run.batches.loader)
         if not self._overrides.has("run_step", "train_step", "optimization_step"):
-            self.update.check_closure()
+            self.update.check_step()
         self.build_loss()
 
     def check_assigned(self) -> None:
