@@ -272,19 +272,13 @@ _Named = list[tuple[CheckpointReport, list[CheckpointReport]]]
 def _place_lines(place: FolderReport, folder: Path | str, named: _Named) -> list[str]:
     """``named``: the checkpoints of all places, each with its links, which may be in another place."""
     own = [(entry, links) for entry, links in named if entry in place.found]
-    rows = [["name", "iteration", "saved at", "size", "ranks", "complete", ""]]
-    for entry, links in own:
-        manifest = entry.manifest
-        iteration = "?" if manifest is None else "-" if manifest.iteration is None else str(manifest.iteration)
-        ranks = "?" if manifest is None else str(manifest.world_size)
-        notes = [f"-> {entry.points_at}"] if entry.points_at is not None else []
-        notes += [f"also {', '.join(link.path.name for link in links)}"] if links else []
-        notes += ["<- a resume uses this one"] if place.resumed in (entry, *links) else []
-        facts = [iteration, local_time(entry.saved_at), size(entry.size_bytes), ranks]
-        rows.append([shown(entry.path.name), *facts, "yes" if entry.is_complete else "NO", shown("  ".join(notes))])
-    lines = [f"{shown(_title(place, folder))}: {counted(len(own), 'checkpoint', 'checkpoints')}"]
-    lines = lines if own or place.pointer_fault else []
-    lines += table(rows, right={1, 3, 4}) if own else []
+    lines = []
+    if own or place.pointer_fault:
+        lines = [f"{shown(_title(place, folder))}: {counted(len(own), 'checkpoint', 'checkpoints')}"]
+    if own:
+        head = ["name", "iteration", "saved at", "size", "ranks", "complete", ""]
+        rows = [_row(entry, links, is_resumed=place.resumed in (entry, *links)) for entry, links in own]
+        lines += table([head, *rows], right={1, 3, 4})
     lines += [f"  {shown(entry.path.name)}: {shown(fault)}" for entry, _ in own for fault in entry.faults]
     if place.pointer_fault:
         lines.append(f"  {POINTER_NAME}: {shown(place.pointer_fault)}")
@@ -293,6 +287,18 @@ def _place_lines(place: FolderReport, folder: Path | str, named: _Named) -> list
         why = "None of them is complete" if unknown is None else f"{shown(unknown)} cannot be read now"
         lines.append(f"  {why}: a resume raises an error.")
     return lines
+
+
+def _row(entry: CheckpointReport, links: list[CheckpointReport], *, is_resumed: bool) -> list[str]:
+    """The row of a checkpoint in the table of its place."""
+    manifest = entry.manifest
+    iteration = "?" if manifest is None else "-" if manifest.iteration is None else str(manifest.iteration)
+    ranks = "?" if manifest is None else str(manifest.world_size)
+    notes = [f"-> {entry.points_at}"] if entry.points_at is not None else []
+    notes += [f"also {', '.join(link.path.name for link in links)}"] if links else []
+    notes += ["<- a resume uses this one"] if is_resumed else []
+    facts = [iteration, local_time(entry.saved_at), size(entry.size_bytes), ranks]
+    return [shown(entry.path.name), *facts, "yes" if entry.is_complete else "NO", shown("  ".join(notes))]
 
 
 def _facts(entry: CheckpointReport, *, with_files: bool = False) -> dict[str, Any]:

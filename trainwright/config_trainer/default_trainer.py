@@ -26,11 +26,12 @@ from trainwright.data.collate import mixed
 from trainwright.data.loaders import build_image_test_loader
 from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.build import build_run
-from trainwright.engine.extra_parameters import refuse_sparse_gradients, warn_of_untrained
+from trainwright.engine.extra_parameters import extra_optimizers, warn_of_untrained
 from trainwright.engine.initial_weights import load_initial_weights
 from trainwright.engine.loaders import batches_of_rank, is_dataset, num_rounds
 from trainwright.engine.run_hooks import inner_hooks
 from trainwright.engine.run_methods import RunMethods, part_of_run
+from trainwright.engine.update import refuse_sparse_gradients
 from trainwright.evaluation.adapters import evaluator_of
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import evaluate_loaders
@@ -346,8 +347,9 @@ class DefaultTrainer(RunMethods):
         self.run.hold_batch_norms(self.model)
         calls = self.run.calls
         calls.is_fed = self.run.feeds_callbacks and not calls.is_idle
-        self.run.update.clear_also(warn_of_untrained(self))
-        refuse_sparse_gradients(self.run)
+        self.run.update.clear_also(warn_of_untrained(self.model, self.optimizer, extra_optimizers(self)))
+        if not self.run.spec.graph:
+            refuse_sparse_gradients(self.run.model, self.run.optimizer, self.run.update)
 
     def after_train(self) -> None:
         try:

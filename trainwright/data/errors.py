@@ -44,19 +44,23 @@ def data_fault(data: Any) -> str | None:
         return fault
     if isinstance(data, Mapping) and "train" in data:
         return f"got a {kind} of data sets; pass one of them: data['train']."
-    if isinstance(data, tuple | list) and len(data) > 1 and all(map(_is_array, data)):
-        shapes = [tuple(column.shape) for column in data]
-        are_unlike = len({(column.ndim, column.dtype, *column.shape[1:]) for column in data}) > 1
-        are_columns = are_unlike and len(data) < _MAX_COLUMNS and len({shape[:1] for shape in shapes}) == 1
-        if isinstance(data, tuple) or are_columns:
-            return (
-                f"got a {kind} of arrays of the shapes {' and '.join(map(str, shapes))}, whose items would be read as"
-                " samples; pass torch.utils.data.TensorDataset(inputs, labels)."
-            )
+    if isinstance(data, tuple | list) and len(data) > 1 and all(map(_is_array, data)) and _are_columns(data):
+        shapes = " and ".join(str(tuple(column.shape)) for column in data)
+        return (
+            f"got a {kind} of arrays of the shapes {shapes}, whose items would be read as samples; pass"
+            " torch.utils.data.TensorDataset(inputs, labels)."
+        )
     if data is not None and not is_read(data):
         part = " For a part of the training data: torch.utils.data.random_split." if isinstance(data, float) else ""
         return f"got {data!r:.80} ({kind}); a data set has __getitem__ and __len__, or __iter__.{part}"
     return None
+
+
+def _are_columns(arrays: Sequence[Any]) -> bool:
+    """Whether arrays are the columns of samples, such as inputs and labels, and not samples themselves."""
+    are_unlike = len({(array.ndim, array.dtype, *array.shape[1:]) for array in arrays}) > 1
+    has_one_length = len({tuple(array.shape[:1]) for array in arrays}) == 1
+    return isinstance(arrays, tuple) or (are_unlike and has_one_length and len(arrays) < _MAX_COLUMNS)
 
 
 def is_read(data: Any) -> bool:

@@ -16,7 +16,7 @@ recursion.
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
@@ -399,18 +399,22 @@ def _check(
                 "[949, 50, 1]."
             )
     if weights is not None:
-        if len(weights) != num_datasets:
-            faults.append(f"weights: got {len(weights)} for {num_datasets} data sets; give one each.")
-        if any(weight < 0 for weight in weights) or sum(weights) <= 0:
-            faults.append(f"weights: got {list(weights)}; they must be >= 0 and not all 0.")
-        if num_datasets > 1 and num_samples is None:
-            faults.append(
-                "weights: they are the shares of the data sets in train_val_test_num_samples; set that as well, or "
-                "no weights."
-            )
+        faults += _weight_faults(weights, num_datasets, has_num_samples=num_samples is not None)
     if num_samples is not None and (len(num_samples) != NUM_PARTS or any(n is not None and n < 0 for n in num_samples)):
         faults.append(
             f"train_val_test_num_samples: got {list(num_samples)}; it must be three numbers >= 0 (None: all there are)."
         )
     if faults:
         raise ConfigError("\n".join(f"build_nlp_train_val_test_loader.{fault}" for fault in faults))
+
+
+def _weight_faults(weights: Sequence[float], num_datasets: int, *, has_num_samples: bool) -> Iterator[str]:
+    if len(weights) != num_datasets:
+        yield f"weights: got {len(weights)} for {num_datasets} data sets; give one each."
+    if any(weight < 0 for weight in weights) or sum(weights) <= 0:
+        yield f"weights: got {list(weights)}; they must be >= 0 and not all 0."
+    if num_datasets > 1 and not has_num_samples:
+        yield (
+            "weights: they are the shares of the data sets in train_val_test_num_samples; set that as well, or "
+            "no weights."
+        )

@@ -116,40 +116,21 @@ def synchronized(model: nn.Module, optimizer: Optimizer, finish: Callable[[], No
     return finish_all if parameters else finish
 
 
-def refuse_sparse_gradients(run: Any) -> None:
-    """Raise if sparse gradients would be clipped, or compared with infinity: torch has no norm of them.
-
-    Raises:
-        ConfigError: with the name of the module.
-    """
-    update, model = run.update, run.model
-    limits = {"clip_grad_max_norm": update.max_norm, "clip_grad_value": update.max_value}
-    clipped: set[int] = set()
-    for one in each_optimizer(run.optimizer):
-        for group in one.param_groups:
-            if update.skips or any(group.get(name, limit) is not None for name, limit in limits.items()):
-                clipped.update(map(id, group["params"]))
-    for name, module in model.named_modules() if clipped and not run.spec.graph else ():
-        is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-        if is_sparse and id(module.weight) in clipped:
-            raise ConfigError(
-                f"{name or type(model).__name__} ({type(module).__name__}) has sparse=True; clipping of gradients and"
-                " non_finite='skip' need dense gradients. Build it with sparse=False, or turn these off."
-            )
-
-
-def warn_of_untrained(trainer: Any, loss: Any = None) -> list[nn.Parameter]:
+def warn_of_untrained(
+    model: nn.Module, optimizer: Optimizer | None, others: Mapping[str, Any], loss: Any = None
+) -> list[nn.Parameter]:
     """Warn of the trainable parameters of model and loss that are in no group of an optimizer; returns the model's.
+
+    ``others``: those of :func:`extra_optimizers`.
 
     Raises:
         ConfigError: the optimizer holds none of the model's.
     """
-    model, optimizer = trainer.model, trainer.optimizer
     if optimizer is None:
         return []
-    others = [part for part in extra_optimizers(trainer).values() if isinstance(part, Optimizer)]
     trained = {id(parameter) for parameter in parameters_of(optimizer)}
-    known = trained.union(id(parameter) for other in others for parameter in parameters_of(other))
+    further = [part for part in others.values() if isinstance(part, Optimizer)]
+    known = trained.union(id(parameter) for part in further for parameter in parameters_of(part))
     untrained = {n: p for n, p in model.named_parameters() if p.requires_grad and id(p) not in known}
     own = {id(parameter) for parameter in model.parameters()}
     holds_any = not own.isdisjoint(trained)

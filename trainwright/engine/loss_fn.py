@@ -367,24 +367,33 @@ _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.Poisson
 
 
 def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any) -> None:
-    """Raise if torch's loss would give a number for outputs and targets that do not fit it.
-
-    A loss of classes of one score for each sample is 0, or that of one distribution over the batch.
-    """
+    """Raise if torch's loss would give a number for outputs and targets that do not fit it."""
     kind = loss_inside(criterion)
     if not (isinstance(outputs, Tensor) and isinstance(target, Tensor)):
         return
-    loss = type(kind).__name__
+    if isinstance(kind, _ELEMENTWISE):
+        _refuse_broadcast(type(kind).__name__, outputs, target)
+    elif isinstance(kind, _OF_CLASSES):
+        _refuse_scores(type(kind).__name__, outputs, target)
+
+
+def _refuse_broadcast(loss: str, outputs: Tensor, target: Tensor) -> None:
+    """Raise if an elementwise loss would compare each output with every target."""
     by_dim = {outputs.dim(): outputs, target.dim(): target}
-    if isinstance(kind, _ELEMENTWISE) and by_dim.keys() == {1, 2} and by_dim[2].shape[1] == 1:
+    if by_dim.keys() == {1, 2} and by_dim[2].shape[1] == 1:
         fix = "return outputs.squeeze(1) from the model" if outputs.dim() == 2 else "give targets.squeeze(1)"
         raise ConfigError(
             f"TrainingConfig.loss: {loss} of outputs of the shape {tuple(outputs.shape)} and targets of the shape"
             f" {tuple(target.shape)} would compare {(len(outputs), len(target))}, each output with every target. Give"
             f" both one shape: for example {fix}."
         )
-    if not isinstance(kind, _OF_CLASSES):
-        return
+
+
+def _refuse_scores(loss: str, outputs: Tensor, target: Tensor) -> None:
+    """Raise if the outputs are no scores of classes as the loss takes them; warn of probabilities.
+
+    A loss of classes of one score for each sample is 0, or that of one distribution over the batch.
+    """
     is_flat = outputs.dim() == target.dim() == 1
     has_values = simulation() is None
     is_distribution = is_flat and target.is_floating_point() and (not has_values or abs(float(target.sum()) - 1) < 1e-3)

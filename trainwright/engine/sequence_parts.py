@@ -45,22 +45,8 @@ class _SequenceParts:
             self._is_first = False
             group = self._mesh.context_mesh.get_group()  # type: ignore[union-attr]  # of several context ranks
             check_same([batch], lambda value: all_gather_object(value, group), "Context ranks")
-        named: dict[str, Any] | None = None if fields(batch) is None else mapped(lambda value: value, batch)
-        labels = None if named is None else named.get(_LABELS)
-        if named is None or not isinstance(labels, Tensor) or labels.dim() != 2:
-            raise ConfigError(f"context_parallel_size: batches need fields by name, with {_LABELS!r} of (B, L) tokens.")
-        if SHIFTED in named:
-            raise ConfigError(
-                f"context_parallel_size: the data have {SHIFTED!r}, which cannot be divided. Remove the field, and let"
-                " labels be those of complete texts."
-            )
-        positions = named.pop(POSITIONS, None)
-        if positions is not None and (positions.shape != labels.shape or _MASK in named):
-            mask = f", with {_MASK!r}" if _MASK in named else ""
-            raise ConfigError(
-                f"context_parallel_size: the data have {POSITIONS!r} {tuple(positions.shape)}{mask}. Packed texts have"
-                f" those of each token, here {tuple(labels.shape)}, and no mask; other data have none."
-            )
+        named = _checked_fields(batch)
+        labels, positions = named[_LABELS], named.pop(POSITIONS, None)
         targets_BL = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
         mask = named.pop(_MASK, None)
         if mask is not None and has_values:
@@ -86,6 +72,30 @@ class _SequenceParts:
             positions = F.pad(positions, (0, size * ranks - length)).view(-1, ranks, size)
         named[POSITIONS] = positions
         return named
+
+
+def _checked_fields(batch: Any) -> dict[str, Any]:
+    """The fields of a batch, in a new dict.
+
+    Raises:
+        ConfigError: there are no labels of tokens, or other fields that cannot be divided.
+    """
+    named: dict[str, Any] = {} if fields(batch) is None else mapped(lambda value: value, batch)
+    labels, positions = named.get(_LABELS), named.get(POSITIONS)
+    if not isinstance(labels, Tensor) or labels.dim() != 2:
+        raise ConfigError(f"context_parallel_size: batches need fields by name, with {_LABELS!r} of (B, L) tokens.")
+    if SHIFTED in named:
+        raise ConfigError(
+            f"context_parallel_size: the data have {SHIFTED!r}, which cannot be divided. Remove the field, and let"
+            " labels be those of complete texts."
+        )
+    if positions is not None and (positions.shape != labels.shape or _MASK in named):
+        mask = f", with {_MASK!r}" if _MASK in named else ""
+        raise ConfigError(
+            f"context_parallel_size: the data have {POSITIONS!r} {tuple(positions.shape)}{mask}. Packed texts have"
+            f" those of each token, here {tuple(labels.shape)}, and no mask; other data have none."
+        )
+    return named
 
 
 def _check_padding(mask_BL: Tensor, targets_BL: Tensor) -> None:

@@ -457,3 +457,24 @@ def _unscale(grad_scaler: torch.amp.GradScaler, optimizer: Optimizer) -> None:
         raise ConfigError(
             "float16: the gradients are not scaled. Call self.backward(loss) instead of loss.backward()."
         ) from error
+
+
+def refuse_sparse_gradients(model: nn.Module, optimizer: Optimizer, update: Update) -> None:
+    """Raise if ``update`` would clip sparse gradients, or compare them with infinity: torch has no norm of them.
+
+    Raises:
+        ConfigError: with the name of the module.
+    """
+    limits = {"clip_grad_max_norm": update.max_norm, "clip_grad_value": update.max_value}
+    clipped: set[int] = set()
+    for one in each_optimizer(optimizer):
+        for group in one.param_groups:
+            if update.skips or any(group.get(name, limit) is not None for name, limit in limits.items()):
+                clipped.update(map(id, group["params"]))
+    for name, module in model.named_modules() if clipped else ():
+        is_sparse = isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
+        if is_sparse and id(module.weight) in clipped:
+            raise ConfigError(
+                f"{name or type(model).__name__} ({type(module).__name__}) has sparse=True; clipping of gradients and"
+                " non_finite='skip' need dense gradients. Build it with sparse=False, or turn these off."
+            )

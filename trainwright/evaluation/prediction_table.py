@@ -46,12 +46,17 @@ def prediction_rows(inputs: Any, outputs: Any, first: int = 0) -> list[Row]:
         if name in ID_FIELDS or is_label(name):
             _add(columns, name, value, number)
     for name, value in found.items():
-        if name in _SCORES and "prediction" not in found and isinstance(value, Tensor):
-            is_by_class = value.ndim == 2 and value.shape[1] > 1 and value.is_floating_point()
-            if is_by_class and len(value) == number:
-                columns["prediction"] = value.argmax(1).tolist()
+        if name in _SCORES and "prediction" not in found and _are_scores_of_classes(value, number):
+            columns["prediction"] = value.argmax(1).tolist()
         _add(columns, name if name not in columns else f"output_{name}", value, number)
     return [{"sample": first + at, **{name: values[at] for name, values in columns.items()}} for at in range(number)]
+
+
+def _are_scores_of_classes(value: Any, number: int) -> bool:
+    """Whether ``value`` has a score of each class (B, C) for ``number`` samples."""
+    if not isinstance(value, Tensor) or value.ndim != 2 or not value.is_floating_point():
+        return False
+    return len(value) == number and value.shape[1] > 1
 
 
 def with_names(rows: Sequence[Row], loader: Any) -> list[Row]:

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from trainwright.events.epoch_means import EpochLength, epoch_at, first_of_epoch
-from trainwright.events.phases import aside_s
+from trainwright.events.phases import PhaseTimes, aside_s
 
 _RATE_S, _POINTS = 10.0, 20  # the rate is that of the last seconds, or points
 _SHORTEST_S = 0.01  # no rate over less
@@ -83,6 +83,15 @@ class Rate:
             while len(self._points) > _POINTS and self._points[-1][0] - self._points[1][0] > _RATE_S:
                 self._points.popleft()
 
+    @contextmanager
+    def interrupted(self, kind: Literal["evaluation", "save"], phases: PhaseTimes, done: int) -> Iterator[None]:
+        """Count a ``with`` block, which comes again, in ``phases`` and the time left. ``done``: iterations so far."""
+        before = getattr(phases, kind)
+        with phases.counting(kind):
+            yield
+        if done > self._first_done:  # an evaluation of the initial weights does not come again
+            self.count(kind, done, getattr(phases, kind) - before)
+
     def count(self, kind: str, done: int, seconds: float) -> None:
         """Count an evaluation or a save after ``done`` iterations, which comes again."""
         self._interruptions.setdefault(kind, _Interruptions(self._first_done)).count(done, seconds)
@@ -136,16 +145,6 @@ class _Interruptions:
         # One alone is taken for the first since the training began.
         period = (self.last - self.first) / (self.number - 1) if self.number > 1 else self.last - self.start
         return (total - self.last) // period * self.seconds / self.number
-
-
-@contextmanager
-def interruption(trainer: Any, kind: Literal["evaluation", "save"]) -> Iterator[None]:
-    """Count a ``with`` block, which comes again, in the phases and the time left of a training."""
-    phases, before = trainer.phases, getattr(trainer.phases, kind)
-    with phases.counting(kind):
-        yield
-    if trainer.iterations_done > trainer.start_iter:  # an evaluation of the initial weights does not come again
-        trainer.storage.rate.count(kind, trainer.iterations_done, getattr(phases, kind) - before)
 
 
 def speed(rate: float) -> str:

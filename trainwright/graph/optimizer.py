@@ -117,35 +117,17 @@ class OptimizerInputs(TrainedParameters):
         self._forms = _forms(self.states)
 
     def tensors(self) -> list[Tensor] | None:
-        """The current states and rates."""
-        optimizer = self._optimizer
-        groups = optimizer.param_groups
-        if (
-            [*map(len, map(_PARAMS, groups))] != self._sizes
-            or not all(map(is_, chain.from_iterable(map(_PARAMS, groups)), self.parameters))
-            or [*map(call, self._settings_of, groups)] != self._settings
-            or any(self._step_hooks)
-            or type(optimizer).step is not self._class_step
-            or vars(optimizer).get("step") is not self._own_step
-            or any(map(HOOKS, self.parameters))
-            or any(map(LATE_HOOKS, self.parameters))
-        ):
+        """The current states and rates; None: the program is not that of the optimizer any more."""
+        if not self._has_same_step():
             return None
-        state = optimizer.state
-        has_known_states = (
-            len(state) == len(self._owners)
-            and all(map(is_, state, self._owners))
-            and all(map(is_, state.values(), self._of_each))
-            and all(map(is_, map(dict.get, self._state_of_each, self._key_of_each), self.states))
-        )
-        if not has_known_states:
+        if not self._has_known_states():
             # A loaded state has other tensors, for the same program.
             found = self._states_of_each()
             same_keys = [[key for key, _, _ in one] for one in found] == self.keys
             if not same_keys or _forms(tensor for one in found for _, _, tensor in one) != self._forms:
                 return None
             self._keep(found)
-        for index, group in enumerate(groups):
+        for index, group in enumerate(self._optimizer.param_groups):
             rate = group["lr"]
             if isinstance(rate, Tensor):
                 self.rates[index].copy_(rate)
@@ -153,6 +135,29 @@ class OptimizerInputs(TrainedParameters):
                 self.rates[index].fill_(rate)
                 self._known_rates[index] = rate
         return [*self.states, *self.rates]
+
+    def _has_same_step(self) -> bool:
+        """Whether the optimizer steps the same parameters, with the same settings and no further code."""
+        optimizer, groups = self._optimizer, self._optimizer.param_groups
+        return (
+            [*map(len, map(_PARAMS, groups))] == self._sizes
+            and all(map(is_, chain.from_iterable(map(_PARAMS, groups)), self.parameters))
+            and [*map(call, self._settings_of, groups)] == self._settings
+            and not any(self._step_hooks)
+            and type(optimizer).step is self._class_step
+            and vars(optimizer).get("step") is self._own_step
+            and not any(map(HOOKS, self.parameters))
+            and not any(map(LATE_HOOKS, self.parameters))
+        )
+
+    def _has_known_states(self) -> bool:
+        state = self._optimizer.state
+        return (
+            len(state) == len(self._owners)
+            and all(map(is_, state, self._owners))
+            and all(map(is_, state.values(), self._of_each))
+            and all(map(is_, map(dict.get, self._state_of_each, self._key_of_each), self.states))
+        )
 
     def _keep(self, states: "list[list[_Kept]]") -> None:
         state: Any = self._optimizer.state

@@ -22,7 +22,6 @@ from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest, numbered_name
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.phases import PhaseTimes
-from trainwright.events.rate import interruption
 from trainwright.events.writers.progress import unit_of
 from trainwright.hooks.base import BestResult, HookBase, has_failed
 from trainwright.hooks.due import Condition, Moment, Period
@@ -135,7 +134,8 @@ class PeriodicCheckpointer(HookBase):
         return bool(is_last and not has_failed_at_start(self.trainer))
 
     def _save(self, *, is_final: bool = False, **settings: Any) -> None:
-        with interruption(self.trainer, "save"):
+        trainer = self.trainer
+        with trainer.storage.rate.interrupted("save", trainer.phases, trainer.iterations_done):
             if self._save_by is not None:
                 self._save_by(**settings)
                 return
@@ -306,7 +306,8 @@ class BestCheckpointer(HookBase):
         if iteration is None:
             return
         settings: dict[str, Any] = {"tag_last": False, "iteration": iteration}
-        with interruption(self.trainer, "save"):
+        trainer = self.trainer
+        with trainer.storage.rate.interrupted("save", trainer.phases, trainer.iterations_done):
             names = [name for _, _, name in self.top]
             delete = partial(_delete, keep_named, self._file_prefix, names)
             for value, at, name in self.top:

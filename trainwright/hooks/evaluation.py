@@ -7,7 +7,6 @@ from typing import Any
 
 from trainwright.base.errors import ConfigError
 from trainwright.evaluation.evaluator import flatten_results_dict
-from trainwright.events.rate import interruption
 from trainwright.events.writers.progress import shown_values
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.due import Condition, Period
@@ -68,7 +67,8 @@ class EvalHook(HookBase):
             )  # fmt: skip
 
     def evaluate(self) -> None:
-        with interruption(self.trainer, "evaluation"):
+        trainer = self.trainer
+        with trainer.storage.rate.interrupted("evaluation", trainer.phases, trainer.iterations_done):
             results = self._eval_function()
         if not results:
             return

@@ -33,6 +33,24 @@ def matrices_of_hidden_layers(model: nn.Module) -> set[nn.Parameter]:
     return {one for _, one in named if one.dim() == 2 and min(one.shape) > 1} - excluded
 
 
+def _checked_groups(params: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of the groups, which say which parameters are matrices of hidden layers; there is one on some process."""
+    groups = [dict(group) if isinstance(group, Mapping) else {} for group in params]
+    if not groups or any(IS_HIDDEN not in group for group in groups):
+        raise ConfigError(
+            "Muon.params: the groups do not say which parameters are matrices of hidden layers. Pass"
+            " get_default_optimizer_params(model, hidden_matrices=True); the Trainer does it itself"
+            " (optimizer='Muon')."
+        )
+    if not any(gather_over_pipeline(any(group[IS_HIDDEN] and group["params"] for group in groups))):
+        raise ConfigError(
+            "Muon: the model has no matrix of a hidden layer, and the AdamW for everything else would train all of"
+            " it. Use AdamW. (Embeddings, the last layer, and tensors of one or of more than two dimensions are"
+            " none.)"
+        )
+    return groups
+
+
 class Muon(Optimizer):
     """torch's Muon for matrices of hidden layers, and torch's AdamW for embeddings, heads, norms and biases.
 
@@ -66,19 +84,7 @@ class Muon(Optimizer):
             raise ConfigError(f"Muon.adamw: got {adamw!r}; it must be a dict of arguments, such as {{'lr': 3e-4}}.")
         if not 0 < arguments.get("ns_steps", 5) < 100:  # torch refuses others at the first step
             raise ConfigError(f"Muon.ns_steps: got {arguments['ns_steps']}; it must be 1 to 99 (5 is usual).")
-        groups = [dict(group) if isinstance(group, Mapping) else {} for group in params]
-        if not groups or any(IS_HIDDEN not in group for group in groups):
-            raise ConfigError(
-                "Muon.params: the groups do not say which parameters are matrices of hidden layers. Pass"
-                " get_default_optimizer_params(model, hidden_matrices=True); the Trainer does it itself"
-                " (optimizer='Muon')."
-            )
-        if not any(gather_over_pipeline(any(group[IS_HIDDEN] and group["params"] for group in groups))):
-            raise ConfigError(
-                "Muon: the model has no matrix of a hidden layer, and the AdamW for everything else would train all of"
-                " it. Use AdamW. (Embeddings, the last layer, and tensors of one or of more than two dimensions are"
-                " none.)"
-            )
+        groups = _checked_groups(params)
         empty: dict[str, Any] = {"params": []}  # of a pipeline stage without such parameters
         hidden = [group for group in groups if group[IS_HIDDEN]] or [{**empty, IS_HIDDEN: True}]
         others = [group for group in groups if not group[IS_HIDDEN]] or [{**empty, IS_HIDDEN: False}]

@@ -51,7 +51,7 @@ def _checksums(batch: Any) -> Any:
     return None
 
 
-def _difference(one: Any, other: Any) -> str:
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        return f"{', '.join(repr(name) for name in one if one[name] != other[name])} differ"
+def _difference(here: Any, there: Any) -> str:
+    if isinstance(here, dict) and isinstance(there, dict) and here.keys() == there.keys():
+        return f"{', '.join(repr(name) for name in here if here[name] != there[name])} differ"
     return "its fields differ"

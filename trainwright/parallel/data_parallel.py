@@ -146,10 +146,8 @@ def setup_dist_util(
     device_type = None if sizes.get("device_type") is None else str(sizes["device_type"])
     try:
         layout = Layout.of(sizes, num_processes, name)
-        if num_processes > 1 and device_type is not None:
-            _check_device(device_type, num_processes, name)
-        if num_processes > 1 and not dist.is_initialized() and (missing := missing_address(os.environ)) is not None:
-            raise ConfigError(missing)
+        if num_processes > 1:
+            _check_processes(device_type, num_processes, name)
     except ConfigError as error:
         leave_to_first(error)
         raise
@@ -170,13 +168,16 @@ def setup_dist_util(
     return device
 
 
-def _check_device(device_type: str, num_processes: int, name: Callable[[str], str]) -> None:
-    kind, _, number = device_type.partition(":")
+def _check_processes(device_type: str | None, num_processes: int, name: Callable[[str], str]) -> None:
+    """Raise if several processes would use one device, or do not know where to meet."""
+    kind, _, number = (device_type or "").partition(":")
     if number and kind != "cpu":
         raise ConfigError(
             f"{name('device_type')}: got {device_type!r}, one device, for {num_processes} processes; use {kind!r}, of"
             " which each process uses one, or None."
         )
+    if not dist.is_initialized() and (missing := missing_address(os.environ)) is not None:
+        raise ConfigError(missing)
 
 
 def _join(backend: str, limits: Limits, num_processes: int) -> None:

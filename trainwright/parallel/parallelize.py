@@ -70,28 +70,18 @@ def parallelize(
     mesh = current_mesh()
     complete = shell_of(model) if has_meta(model) else None
     words = {} if mesh is None else _words_of_checked(model, mesh, is_one_unit=find_unused_parameters)
-    experts = list[str]()
-    if mesh is not None and mesh.layout.expert > 1:
-        experts = _checked_experts(
-            model, mesh, compiles_blocks=compiles_blocks, find_unused_parameters=find_unused_parameters
-        )
+    experts = _checked_experts(
+        model, mesh, compiles_blocks=compiles_blocks, find_unused_parameters=find_unused_parameters
+    )
     if mesh is None and complete is None:
         model.to(device)
     if simulation() is None and get_world_size() > 1:  # equal weights, even if they are drawn from own generators
         share_tensors([*model.buffers(), *model.parameters()], device)
     pipeline = None if mesh is None else _cut(model, mesh, device)
-    if mesh is not None and mesh.layout.context > 1:
-        split_attention(model, mesh, compiles_blocks=compiles_blocks)
-    if mesh is not None and words:  # first: what a backward pass repeats uses parameters as the forward pass does
-        from trainwright.parallel.tensor import shard_tensors
-
-        tensor_mesh, is_sequence_parallel = mesh.device_mesh["tp"], mesh.layout.sequence_parallel
-        shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
-    if experts:
-        from trainwright.parallel.experts import shard_experts
-
-        expert_mesh: Any = mesh.expert_mesh  # type: ignore[union-attr]  # the layout divides experts
-        shard_experts(model, expert_mesh["ep"], experts)
+    if mesh is not None:  # first: what a backward pass repeats uses parameters as the forward pass does
+        if mesh.layout.context > 1:
+            split_attention(model, mesh, compiles_blocks=compiles_blocks)
+        _divide_layers(model, mesh, words, experts, splits_scores=splits_scores)
     recomputed = recompute_blocks(model, recompute) if recompute else []
     if compiles_blocks:
         compile_blocks(model, device)
@@ -121,6 +111,22 @@ def _check_whole(model: nn.Module) -> None:
             "The model is divided between the processes already, by an earlier trainer. Build it"
             " again, or continue with that trainer."
         )
+
+
+def _divide_layers(
+    model: nn.Module, mesh: Mesh, words: dict[str, str], experts: list[str], *, splits_scores: bool
+) -> None:
+    """Keep this process's part of the layers that ``words`` name, and of the experts."""
+    if words:
+        from trainwright.parallel.tensor import shard_tensors
+
+        tensor_mesh, is_sequence_parallel = mesh.device_mesh["tp"], mesh.layout.sequence_parallel
+        shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
+    if experts:
+        from trainwright.parallel.experts import shard_experts
+
+        expert_mesh: Any = mesh.expert_mesh  # the layout divides experts
+        shard_experts(model, expert_mesh["ep"], experts)
 
 
 def _home(mesh: Mesh | None, device: torch.device) -> torch.device:
@@ -171,13 +177,17 @@ def _words_of_checked(model: nn.Module, mesh: Mesh, *, is_one_unit: bool) -> dic
     return words
 
 
-def _checked_experts(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool, find_unused_parameters: bool) -> list[str]:
+def _checked_experts(
+    model: nn.Module, mesh: Mesh | None, *, compiles_blocks: bool, find_unused_parameters: bool
+) -> list[str]:
     """The names of the modules whose experts the processes divide.
 
     Raises:
-        ConfigError: there are none, or they cannot be divided with the other settings.
+        ConfigError: the layout divides experts, and there are none, or the other settings do not allow it.
     """
-    size = mesh.layout.expert
+    size = 1 if mesh is None else mesh.layout.expert
+    if size == 1:
+        return []
     check_adapters(model, "expert parallel")
     for name, is_on in (("compile_blocks", compiles_blocks), ("find_unused_parameters", find_unused_parameters)):
         if is_on:

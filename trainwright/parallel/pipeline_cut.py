@@ -81,7 +81,9 @@ class Stage(nn.Module):
 
     copies_output = False
 
-    def __init__(self, model: nn.Module, run: Any, index: int, number: int, layers: Sequence[str]) -> None:
+    def __init__(
+        self, model: nn.Module, run: Callable[..., Any], index: int, number: int, layers: Sequence[str]
+    ) -> None:
         super().__init__()
         self.model, self.index, self.layers = model, index, tuple(layers)
         self.is_first, self.is_last = index == 0, index == number - 1

@@ -52,18 +52,35 @@ def shard_tensors(
     """
     ties = tied_names(model)
     modules, styles = dict(model.named_modules()), _styles(sequence_parallel, mesh.size())
+    if not splits_scores:
+        styles["colwise_loss"] = styles["colwise_gather_output"]
     for name, word in words.items():
-        if not isinstance(modules.get(name), Absent | None):
-            make, change = styles["colwise_gather_output" if word == "colwise_loss" and not splits_scores else word]
-            style = Transposed(make()) if word in CUTS and is_transposed(modules[name]) else make()
-            parallelize_module(modules[name], mesh, style, src_data_rank=None)
-            if change is not None:
-                change(modules[name])
-            if word == "latent":
-                _share_rotary_key(modules[name], mesh, rotary_size(modules, name))
-            if word not in _KEEP_APART:
-                refuse_second_order(modules[name], "tensor")
+        if isinstance(modules.get(name), Absent | None):
+            continue
+        make, change = styles[word]
+        style = Transposed(make()) if word in CUTS and is_transposed(modules[name]) else make()
+        parallelize_module(modules[name], mesh, style, src_data_rank=None)
+        if change is not None:
+            change(modules[name])
+        if word == "latent":
+            _share_rotary_key(modules[name], mesh, rotary_size(modules, name))
+        if word not in _KEEP_APART:
+            refuse_second_order(modules[name], "tensor")
     replicated = {modules[name] for name, word in words.items() if word == "replicated" and name in modules}
+    _replicate_others(model, mesh, replicated)
+    for first, *others in ties:
+        for name in others:
+            owner, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
+    if splits_scores and "colwise_loss" in words.values():
+        model.register_forward_hook(_with_local_losses)
+
+
+def _replicate_others(model: nn.Module, mesh: DeviceMesh, replicated: set[nn.Module]) -> None:
+    """Make the other parameters DTensors that every process holds, and let modules use those of their children.
+
+    ``replicated``: the modules whose parameters are that already.
+    """
     for module in model.modules():
         if any(not isinstance(parameter, DTensor) for parameter in module.parameters(recurse=False)):
             parallelize_module(module, mesh, Replicated(), src_data_rank=None)
@@ -71,12 +88,6 @@ def shard_tensors(
     for module in model.modules():
         if not isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
             _let_use_parameters(module, [child for child in module.children() if child in replicated])
-    for first, *others in ties:
-        for name in others:
-            owner, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(owner), attribute, model.get_parameter(first))
-    if splits_scores and "colwise_loss" in words.values():
-        model.register_forward_hook(_with_local_losses)
 
 
 def _styles(

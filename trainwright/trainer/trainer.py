@@ -21,10 +21,11 @@ from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.data.seeding import seed_everything
 from trainwright.engine import loaders
 from trainwright.engine.build import build_run
-from trainwright.engine.extra_parameters import log_modes, refuse_sparse_gradients, warn_of_untrained
+from trainwright.engine.extra_parameters import extra_optimizers, log_modes, warn_of_untrained
 from trainwright.engine.run_hooks import inner_hooks
 from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.state import TrainerState
+from trainwright.engine.update import refuse_sparse_gradients
 from trainwright.events.formats import CSV_NAME
 from trainwright.events.writers.base import EventWriter
 from trainwright.hooks import (
@@ -455,8 +456,9 @@ class Trainer(RunMethods):
         self.state.restore(in_place=self.run.folder.resume)
         self.run.steps.check_assigned()
         self.run.check_data_assigned()
-        self.run.update.clear_also(warn_of_untrained(self, self.loss))
-        refuse_sparse_gradients(self.run)
+        self.run.update.clear_also(warn_of_untrained(self.model, self.optimizer, extra_optimizers(self), self.loss))
+        if not self.run.spec.graph:
+            refuse_sparse_gradients(self.run.model, self.run.optimizer, self.run.update)
         warn_unsharded_loader(self.train_dataloader)
         if self.run.spec.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
             self.run.evaluate_now()

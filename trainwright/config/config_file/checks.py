@@ -232,25 +232,11 @@ def _plain(value: Any, path: str, faults: list[Fault]) -> Any:
 
 def _optimizer_faults(cfg: DictConfig) -> Iterator[Fault]:
     """Wrong rates, and wrong settings of the groups. The optimizer would report them without their place."""
-    from trainwright.config.settings import type_of_group_settings  # here: loads pydantic
-    from trainwright.config.validation import section_faults
-
     for path in _optimizers(cfg):
         optim = value_at(cfg, path)
-        params, kind = value_at(optim, "params"), type_of_group_settings()
+        params = value_at(optim, "params")
         if isinstance(params, DictConfig) and _name_of_target(params) in ("", "get_default_optimizer_params"):
-            given = {name: value_at(params, name) for name in kind.__annotations__}
-            for fault in section_faults(kind, {name: value for name, value in given.items() if value is not None}):
-                yield replace(fault, path=f"{path}.params.{fault.path}")
-            if isinstance(model := value_at(params, "model"), str | int | float | ListConfig):
-                text = (
-                    f"{got(model)}; it is the model of the run, added when the optimizer is built: leave the key out."
-                )
-                yield Fault(f"{path}.params.model", f"{text} For a part of it: {path}.params.part.", ConfigTypeError)
-            value, norm = given.get("clip_grad_value"), given.get("clip_grad_max_norm")
-            if path != "optim" and value is not None and norm is not None:  # the rules know a single optimizer
-                text = rules.both_clippings(value, f"{path}.params.clip_grad_max_norm", norm)
-                yield Fault(f"{path}.params.clip_grad_value", text)
+            yield from _group_faults(path, params)
         betas, usual = value_at(optim, "betas"), _default_of(optim, "betas")
         if isinstance(usual, tuple) and betas is not None and not _are_numbers(betas, len(usual)):
             plain = OmegaConf.to_container(betas) if isinstance(betas, ListConfig) else betas
@@ -262,6 +248,24 @@ def _optimizer_faults(cfg: DictConfig) -> Iterator[Fault]:
                 yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number.", kind=ConfigTypeError)
             elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
                 yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number >= 0.")
+
+
+def _group_faults(path: str, params: DictConfig) -> Iterator[Fault]:
+    """Wrong settings of the parameter groups of the optimizer at ``path``."""
+    from trainwright.config.settings import type_of_group_settings  # here: loads pydantic
+    from trainwright.config.validation import section_faults
+
+    kind = type_of_group_settings()
+    given = {name: value_at(params, name) for name in kind.__annotations__}
+    for fault in section_faults(kind, {name: value for name, value in given.items() if value is not None}):
+        yield replace(fault, path=f"{path}.params.{fault.path}")
+    if isinstance(model := value_at(params, "model"), str | int | float | ListConfig):
+        text = f"{got(model)}; it is the model of the run, added when the optimizer is built: leave the key out."
+        yield Fault(f"{path}.params.model", f"{text} For a part of it: {path}.params.part.", ConfigTypeError)
+    value, norm = given.get("clip_grad_value"), given.get("clip_grad_max_norm")
+    if path != "optim" and value is not None and norm is not None:  # the rules know a single optimizer
+        text = rules.both_clippings(value, f"{path}.params.clip_grad_max_norm", norm)
+        yield Fault(f"{path}.params.clip_grad_value", text)
 
 
 def _default_of(node: Any, argument: str) -> Any:

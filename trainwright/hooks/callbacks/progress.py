@@ -201,21 +201,10 @@ class EpochLines(HookBase):
             self._next = sys.maxsize  # after_train logs the last epoch
 
     def _log(self, *, reads: bool) -> None:
-        trainer, now, storage, best = self.trainer, time.monotonic(), self.trainer.storage, self._best
-        first, following = epoch_around(self._per_epoch, trainer.iterations_done - 1)
-        # Where values are read, those of the rows; a line of several epochs without them has the means since the last.
-        log_period, unit = self._lines.log_period, self._lines.unit
-        is_written = log_period > 0 and trainer.iterations_done % log_period == 0
-        if unit == "epoch" and (reads or is_written):
-            storage.end_epoch(first, following if trainer.iterations_done >= following else first)
-            found = {n: one for n, one in storage.latest_with_smoothing_hint().items() if one[1] >= first}
-        else:
-            found = storage.means_since(self._last, reads=reads)
-        # Results of an evaluation within the epoch had a line.
-        found = {
-            n: one for n, one in found.items() if n not in storage.results or one[1] >= trainer.iterations_done - 1
-        }
+        trainer, now, storage, unit = self.trainer, time.monotonic(), self.trainer.storage, self._lines.unit
+        found = self._new_values(reads=reads)
         values = shown_values(found)
+        best = self._best
         if best is not None and best.best_iter is not None and best.best_iter >= self._last:
             values |= {n: f"{values[n]} (best)" for n in best.names if n in found and found[n][0] == best.best}
         at = Position(trainer.iterations_done, trainer.max_iter, per_epoch=self._per_epoch)
@@ -232,6 +221,22 @@ class EpochLines(HookBase):
         logger.info("%s", text, extra={"progress": is_in_table})
         storage.line_at, self._start, self._last = at.done, now, at.done
         self._plan_next(at.done)
+
+    def _new_values(self, *, reads: bool) -> dict[str, tuple[float, int]]:
+        """The values since the last line, with their iterations.
+
+        Where values are read, those of the rows; a line of several epochs without them has the means since the last.
+        """
+        storage, done, lines = self.trainer.storage, self.trainer.iterations_done, self._lines
+        is_written = lines.log_period > 0 and done % lines.log_period == 0
+        if lines.unit == "epoch" and (reads or is_written):
+            first, following = epoch_around(self._per_epoch, done - 1)
+            storage.end_epoch(first, following if done >= following else first)
+            found = {n: one for n, one in storage.latest_with_smoothing_hint().items() if one[1] >= first}
+        else:
+            found = storage.means_since(self._last, reads=reads)
+        # Results of an evaluation within the epoch had a line.
+        return {n: one for n, one in found.items() if n not in storage.results or one[1] >= done - 1}
 
 
 def line_plan(

@@ -48,18 +48,21 @@ def check_loss_scale(setup: SetUp) -> Finding:
     references = [_cross_entropy(*pair) for pair in scored]
     ratios = [loss / one for loss, one in zip(losses, references, strict=False) if one]
     if len(ratios) == len(losses) > 1 and max(ratios) - min(ratios) < 0.01 * abs(ratios[0]):
-        values["factor"] = factor = ratios[0]
-        steps = setup.run.spec.windows.largest
-        is_divided = steps > 1 and abs(factor * steps - 1) < 0.02
-        if is_divided or not 0.1 < factor < 10:
-            fix = "Remove the division: the trainer divides by the number of accumulated batches itself."
-            return problem(
-                f"The loss is {factor:.3g} times the cross-entropy of the model's scores.",
-                fix if is_divided else "Remove the factor, unless it is meant as a weight.", values,
-            )  # fmt: skip
-        return passed(f"The loss is {factor:.3g} times the cross-entropy of the scores.", values=values)
+        return _factor_finding(ratios[0], setup.run.spec.windows.largest, values)
     text = "It does not grow with the number of samples." if growth else "It is a number of its own."
     return (passed if growth else undecided)(text, values=values)
+
+
+def _factor_finding(factor: float, steps: int, values: dict[str, Any]) -> Finding:
+    """The finding for losses that are ``factor`` times the cross-entropy; ``steps``: the accumulated batches."""
+    values["factor"] = factor
+    if steps > 1 and abs(factor * steps - 1) < 0.02:
+        fix = "Remove the division: the trainer divides by the number of accumulated batches itself."
+    elif not 0.1 < factor < 10:
+        fix = "Remove the factor, unless it is meant as a weight."
+    else:
+        return passed(f"The loss is {factor:.3g} times the cross-entropy of the scores.", values=values)
+    return problem(f"The loss is {factor:.3g} times the cross-entropy of the model's scores.", fix, values)
 
 
 def _growth(new: Copy, batches: list[Any], losses: list[float]) -> list[float]:
@@ -190,17 +193,7 @@ def _declaration(run: Run, batches: list[Any], each: list[list[Tensor]], large: 
     samples = [float(num_rows(batch) or 0) for batch in batches]
     rules = [(samples, "the samples", f"Set {setting}=None: samples count alike.")]
     if all(one is not None for one in labels):
-        of_labels: list[Tensor] = [one for one in labels if one is not None]
-        values, numbers = torch.unique(torch.cat([one.flatten() for one in of_labels]), return_counts=True)
-        for value in values[numbers.argsort(descending=True)][:_MOST_CLASSES].tolist():
-            for ignored in ((value,), (value, IGNORED)):
-                weights = [float(Targets(ignored).count(one)) for one in of_labels]
-                shown = ignored[0] if len(ignored) == 1 else [*ignored]
-                text = f"the labels that are not {' or '.join(map(str, ignored))}"
-                rules.append((weights, text, f"Set {setting}={shown}, or return num_tokens from the model."))
-        shifted = Targets(is_shifted=True)
-        fix = "Give the model the attribute loss_type = 'ForCausalLM', or return num_tokens from it."
-        rules.append(([float(shifted.count(one)) for one in of_labels], "the labels of the next tokens", fix))
+        rules += _label_rules([one for one in labels if one is not None], setting)
     for weights, text, fix in rules:
         total = sum(weights) or 1.0
         means = [sum(w / total * one for w, one in zip(weights, row, strict=True)) for row in zip(*each, strict=True)]
@@ -208,6 +201,21 @@ def _declaration(run: Run, batches: list[Any], each: list[list[Tensor]], large: 
         if math.sqrt(difference) < _ROUNDING * size:
             return f"The loss of a batch is a mean over {text}, which nothing declares.", fix
     return None
+
+
+def _label_rules(labels: list[Tensor], setting: str) -> list[tuple[list[float], str, str]]:
+    """What losses may average in batches with these labels: the weight of each batch, its name, how to declare it."""
+    rules = []
+    values, numbers = torch.unique(torch.cat([one.flatten() for one in labels]), return_counts=True)
+    for value in values[numbers.argsort(descending=True)][:_MOST_CLASSES].tolist():
+        for ignored in ((value,), (value, IGNORED)):
+            weights = [float(Targets(ignored).count(one)) for one in labels]
+            shown = ignored[0] if len(ignored) == 1 else [*ignored]
+            text = f"the labels that are not {' or '.join(map(str, ignored))}"
+            rules.append((weights, text, f"Set {setting}={shown}, or return num_tokens from the model."))
+    shifted = Targets(is_shifted=True)
+    fix = "Give the model the attribute loss_type = 'ForCausalLM', or return num_tokens from it."
+    return [*rules, ([float(shifted.count(one)) for one in labels], "the labels of the next tokens", fix)]
 
 
 def _gradients(new: Copy, batches: list[Any]) -> list[Tensor]:
