@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from trainwright import LazyCall, TrainingConfig, get_config
+from trainwright import LazyCall, Trainer, TrainingConfig, get_config
 from trainwright.data import build_image_test_loader, build_image_train_loader
 from trainwright.evaluation import DatasetEvaluator
 from trainwright.hooks import CallbackHook
@@ -200,6 +200,16 @@ class Results(DatasetEvaluator):
     def evaluate(self) -> dict[str, float]:
         self.num_evaluations += 1
         return {name: values[min(self.num_evaluations, len(values)) - 1] for name, values in self.values.items()}
+
+
+class OwnStep(Trainer):
+    """A step of the user's own, of a model that returns its loss."""
+
+    def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+        loss = model(**inputs)["loss"]
+        self.backward(loss)
+        self.step()
+        return {"step_loss": loss.detach()}
 
 
 def quiet(folder: Path, **settings: Any) -> TrainingConfig:

@@ -1,6 +1,7 @@
 """Names that load their file on first use."""
 
 import gc
+import importlib
 import subprocess
 import sys
 import types
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.base.lazy_names import on_first_use
+from trainwright.base.lazy_names import PUBLIC, names_of, on_first_use
 from trainwright.events.phases import PhaseTimes
 
 
@@ -63,6 +64,21 @@ def test_an_import_that_fails_names_its_cause(tmp_path: Path) -> None:
     found = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, check=False)
     assert "ImportError" in found.stderr.splitlines()[-1]
     assert "module 'logging' has no attribute 'getLogger'" in found.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("package", ["trainwright", *(f"trainwright.{one}" for one in PUBLIC)])
+def test_the_names_of_a_package_are_those_of_its_list(package: str) -> None:
+    names = [name for name in importlib.import_module(package).__all__ if not name.startswith("_")]
+    assert list(names_of(package)) == names
+
+
+def test_the_hint_for_a_missing_name_imports_no_other_package() -> None:
+    program = (
+        "import sys, trainwright.events as events; before = {*sys.modules}; assert not hasattr(events, 'CallBack');"
+        "print(*(one for one in {*sys.modules} - before if one.startswith('trainwright')))"
+    )
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == []
 
 
 @pytest.mark.parametrize("name", ["__path__", "__wrapped__", "Runs"])

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.distributed.expert_runs import WIDTH, Case, Mixture, Record, Rows, build, by_hand, run_all, trainer_of
 from tests.engine.test_sharded_resume import forget, full
 from tests.ranks import on_ranks
+from tests.toys import OwnStep
 from trainwright import Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
 from trainwright.cli.main import main
@@ -179,14 +180,6 @@ def test_weights_of_transformers_are_loaded_and_exported(tmp_path: Path) -> None
             assert main(["checkpoint", "export", str(saved), "--output", str(out)]) == 0
             exported = transformers.MixtralForCausalLM.from_pretrained(out).state_dict()
             assert [name for name, value in expected.items() if not torch.equal(exported[name], value)] == []
-
-
-class OwnStep(Trainer):
-    def train_step(self, model: Any, inputs: Any) -> Any:
-        loss = model(**inputs)["loss"]
-        self.backward(loss)
-        self.step()
-        return {"step_loss": loss.detach()}
 
 
 class OwnEvaluation(Trainer):

@@ -13,7 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toys import Classifier, NanGradient, Samples, Stream, assert_equal_weights, file_config, points, quiet
+from tests.toys import (
+    Classifier,
+    NanGradient,
+    OwnStep,
+    Samples,
+    Stream,
+    assert_equal_weights,
+    file_config,
+    points,
+    quiet,
+)
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint import verify
@@ -361,14 +371,6 @@ def over_unknown_order(api: str, data: str, folder: Path, model: nn.Module, kind
     plain = {"optimizer": "SGD", "learning_rate": 0.1, "max_grad_norm": None, "batch_size": 2, "max_steps": 10}
     given = {"train_dataloader": DataLoader(rows, 2)} if data == "own loader" else {"train_dataset": stream}
     return (kind or Trainer)(model, quiet(folder, **plain, **settings), **given)
-
-
-class OwnStep(Trainer):
-    def train_step(self, model: nn.Module, inputs: Any) -> dict[str, Tensor]:
-        loss = model(**inputs)["loss"]
-        self.backward(loss)
-        self.step()
-        return {"step_loss": loss.detach()}
 
 
 class OwnFileStep(DefaultTrainer):

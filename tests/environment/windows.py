@@ -7,9 +7,11 @@ real modules: torch and the other packages have their own ways.
 
 import importlib
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
 from types import ModuleType
 from typing import Any
 
@@ -43,9 +45,8 @@ class _Without(ModuleType):
         self.__dict__.update(others)
 
 
-class _NoModule:
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> None:
+class _NoModule(MetaPathFinder):
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name in _MODULES:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
@@ -86,14 +87,13 @@ def _open(path: Any, flags: int, mode: int = 0o777, **settings: Any) -> int:
 
 for _package in _PACKAGES:
     importlib.import_module(_package)
-import shutil  # noqa: E402
 
 _real_open = os.open
 vars(shutil)["_use_fd_functions"] = False
 for _name, _number in (("unlink", 1), ("remove", 1), ("rename", 2), ("replace", 2), ("rmdir", 1)):
     setattr(os, _name, _unless_used(getattr(os, _name), _number))
 os.symlink = _no_link
-sys.meta_path.insert(0, _NoModule())  # type: ignore[arg-type]
+sys.meta_path.insert(0, _NoModule())
 for _name in _MODULES:
     sys.modules.pop(_name, None)
 sys.modules["os"] = _Without(os, _OF_OS, name="nt", open=_open, symlink=_no_link)

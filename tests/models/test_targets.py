@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from tests.ranks import on_ranks
-from tests.toys import quiet
+from tests.toys import OwnStep, quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.base.dist import get_rank, get_world_size
 from trainwright.base.errors import ConfigError
@@ -190,14 +190,6 @@ def samples() -> Tokens:
 
 def with_starts(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {**{name: torch.stack([row[name] for row in rows]) for name in rows[0]}, "starts": torch.zeros(7)}
-
-
-class OwnStep(Trainer):
-    def train_step(self, model: Any, inputs: Any) -> Any:
-        loss = model(**inputs)["loss"]
-        self.backward(loss)
-        self.step()
-        return {"step_loss": loss.detach()}
 
 
 class OwnLoss(Trainer):

@@ -64,3 +64,17 @@ class Windows:
         """The setting with another number for each one."""
         found = {first: function(length) for first, length in self.lengths}
         return found if self.is_scheduled else found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowEpochs:
+    """Epochs of so many micro-batches, in iterations of different numbers of them."""
+
+    micro_batches: Fraction
+    windows: Windows
+
+    def at(self, iteration: int) -> int:
+        return int(self.windows.before(iteration) // self.micro_batches)
+
+    def first(self, epoch: int) -> int:
+        return self.windows.updates(epoch * self.micro_batches)

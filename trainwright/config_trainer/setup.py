@@ -10,7 +10,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -45,7 +44,7 @@ from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.lazy_config import SECTIONS, get_config, try_get_key
 from trainwright.config.lazy.provenance import are_several, is_set, mark_default
 from trainwright.config.secrets import redact_command, remember_secrets, without_secrets
-from trainwright.config.windows import Windows
+from trainwright.config.windows import WindowEpochs, Windows
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
@@ -547,20 +546,6 @@ def num_samples(data_loader: Any, batch_size: int) -> int | None:
 def windows_of(train: DictConfig) -> Windows:
     """The micro-batches of each iteration."""
     return Windows.of(train.num_accumulation_steps)
-
-
-@dataclass(frozen=True, slots=True)
-class WindowEpochs:
-    """Epochs of so many micro-batches, in iterations of different numbers of them."""
-
-    micro_batches: Fraction
-    windows: Windows
-
-    def at(self, iteration: int) -> int:
-        return int(self.windows.before(iteration) // self.micro_batches)
-
-    def first(self, epoch: int) -> int:
-        return self.windows.updates(epoch * self.micro_batches)
 
 
 def iterations_per_epoch(train: DictConfig, num_samples: int | None) -> EpochLength | None:
