@@ -110,8 +110,8 @@ def world_size() -> int:
 
 
 def micro_batch(settings: dict[str, Any]) -> int:
-    data = world_size() // settings.get("context_parallel_size", 1)
-    return GLOBAL_BATCH // data // settings.get("gradient_accumulation_steps", 1)
+    ranks = settings.get("context_parallel_size", 1) * settings.get("tensor_parallel_size", 1)
+    return GLOBAL_BATCH // (world_size() // ranks) // settings.get("gradient_accumulation_steps", 1)
 
 
 def trainer_of(folder: Path, model: Any, updates: int, *, kind: type[Trainer] = Trainer, **own: Any) -> Trainer:
@@ -135,8 +135,9 @@ def objects(folder: Path, model: dict[str, Any], updates: int = 3, **own: Any) -
 def files(folder: Path, model: dict[str, Any], updates: int = 3, **own: Any) -> dict[str, Any]:
     """The same of a config file, without an evaluation."""
     accumulation = own.pop("gradient_accumulation_steps", 1)
-    size = GLOBAL_BATCH // world_size() // accumulation
-    cfg = file_config(folder, own, Texts(1), size, world_size(), accumulation, MAX_NORM, updates=updates)
+    data = world_size() // own.get("tensor_parallel_size", 1)
+    size = GLOBAL_BATCH // data // accumulation
+    cfg = file_config(folder, own, Texts(1), size, data, accumulation, MAX_NORM, updates=updates)
     cfg.model = LazyCall(build)(**model)
     cfg.dataloader.train.dataset = LazyCall(Rows)(length=GLOBAL_BATCH * updates)
     trainer, record = UnsavedTrainer(cfg), Record()

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.distributed.expert_runs import WIDTH, Case, Mixture, Record, Rows, build, by_hand, run_all, trainer_of
+from tests.distributed.layout_runs import settings
 from tests.engine.test_sharded_resume import forget, full
 from tests.ranks import on_ranks
 from tests.toys import OwnStep
@@ -25,6 +26,8 @@ from trainwright.inspect.estimate import StepCost, estimate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing.:FutureWarning")  # of peft
 MIXTURE = {"kind": "Mixture", "is_double": True}
+TENSOR = {"tensor_parallel_size": 2}
+WITH_TENSOR = {**TENSOR, "expert_parallel_size": 4}  # of four processes, each has some experts, and two the same tokens
 
 
 def layouts_by_hand(ranks: int) -> list[Case]:
@@ -35,6 +38,14 @@ def layouts_by_hand(ranks: int) -> list[Case]:
         ("objects", {}, {"gradient_accumulation_steps": 2, "expert_parallel_size": 2, "zero_stage": 1}),
         ("objects", {"experts": 2}, {"expert_parallel_size": 2, "zero_stage": 3}),  # of four, two share one expert
     ]
+    own += [("objects", {}, TENSOR), ("objects", {"bias": 9.0}, {**TENSOR, "gradient_checkpointing": True})]
+    if ranks == 4:
+        accumulated = {"gradient_accumulation_steps": 2, "expert_parallel_size": 2}
+        own += [
+            ("objects", {"experts": 8}, {"tensor_parallel_size": 4, "gradient_checkpointing": "selective"}),
+            ("objects", {}, {**TENSOR, **accumulated, "zero_stage": 1}),
+            ("objects", {}, {**TENSOR, "zero_stage": 3}),
+        ]
     usual = {"expert_parallel_size": ranks, "max_grad_norm": 1e3}  # nothing is clipped: norms are float32
     return [(api, MIXTURE | model, usual | layout) for api, model, layout in own]
 
@@ -42,13 +53,17 @@ def layouts_by_hand(ranks: int) -> list[Case]:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_divided_experts_train_as_a_loop_of_one_process(tmp_path: Path, ranks: int) -> None:
     cases = layouts_by_hand(ranks)
-    expected = [
-        by_hand(build(**model), 3, ranks * own.get("gradient_accumulation_steps", 1)) for _, model, own in cases
-    ]
+    expected = [by_hand(build(**model), 3, micro_batches(ranks, own)) for _, model, own in cases]
     for found in on_ranks(run_all, tmp_path, cases, world_size=ranks, timeout=150):
         for case, values, of_hand in zip(cases, found, expected, strict=True):
             assert values["losses"] == pytest.approx(of_hand["losses"], abs=1e-14), case
             assert values["norms"] == pytest.approx(of_hand["norms"], abs=1e-6), case
+
+
+def micro_batches(ranks: int, own: dict[str, Any]) -> int:
+    """Those of an update, of all processes."""
+    number: int = ranks // own.get("tensor_parallel_size", 1) * own.get("gradient_accumulation_steps", 1)
+    return number
 
 
 def test_models_of_transformers_train_as_on_one_process(tmp_path: Path) -> None:
@@ -62,14 +77,38 @@ def test_models_of_transformers_train_as_on_one_process(tmp_path: Path) -> None:
         ("objects", "DeepseekV3", {"expert_parallel_size": 2, "zero_stage": 1}),
         ("objects", "GptOss", {"expert_parallel_size": 2}),
         ("objects", "Qwen2Moe", {"expert_parallel_size": 4, "context_parallel_size": 2, "zero_stage": 3}),
+        ("files", "Mixtral", {**WITH_TENSOR, "zero_stage": 3}),
+        ("objects", "Qwen2Moe", {**WITH_TENSOR, "gradient_checkpointing": True}),
+        ("objects", "DeepseekV3", {**TENSOR, "expert_parallel_size": 2, "zero_stage": 2, "replicate_size": 2}),
     ]
     cases: list[Case] = [(api, {"kind": kind}, layout) for api, kind, layout in layouts]
     # The load-balancing loss of an update is the mean of those of its micro-batches, of all processes.
-    alone = run_all(tmp_path / "alone", [(api, model, {"gradient_accumulation_steps": 4}) for api, model, _ in cases])
+    parts = [{"gradient_accumulation_steps": micro_batches(4, own)} for _, _, own in cases]
+    of_one = [(api, model, accumulated) for (api, model, _), accumulated in zip(cases, parts, strict=True)]
+    alone = run_all(tmp_path / "alone", of_one)
     for found in on_ranks(run_all, tmp_path / "ranks", cases, world_size=4, timeout=200):
         for case, values, expected in zip(cases, found, alone, strict=True):
             for name in expected:
                 assert values[name] == pytest.approx(expected[name], abs=1e-6), (case, name)
+
+
+def of_few_tokens(folder: Path, own: dict[str, Any]) -> dict[str, Tensor]:
+    """The weights after updates with one text of three tokens each."""
+    rows = Rows(4).rows[:, :3]
+    usual = {"batch_size": 1, "optimizer": "SGD", "save_enabled": False, "metrics": None, **own}
+    model = build("Mixture", is_double=True)
+    trainer = Trainer(model, settings(folder, **usual), [{"input_ids": row, "labels": row} for row in rows])
+    trainer.train()
+    return {name: full(value) for name, value in trainer.model.state_dict().items()}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_tokens_need_not_divide_by_the_tensor_ranks(tmp_path: Path, ranks: int) -> None:
+    alone = of_few_tokens(tmp_path / "alone", {})
+    own = {"tensor_parallel_size": ranks, "expert_parallel_size": ranks}
+    for found in on_ranks(of_few_tokens, tmp_path / "ranks", own, world_size=ranks):
+        for name, value in alone.items():
+            torch.testing.assert_close(found[name], value, atol=1e-12, rtol=0, msg=name)
 
 
 class Counted(Trainer):
@@ -99,11 +138,18 @@ def test_processes_share_the_operations_of_one(tmp_path: Path) -> None:
         found = on_ranks(operations, tmp_path / str(ranks), {"expert_parallel_size": ranks}, world_size=ranks)
         assert sum(found) == whole
         assert max(found) < 1.5 * whole / ranks  # as the router divides them
+    tensor = on_ranks(operations, tmp_path / "tensor", TENSOR)  # each with all layers but the experts
+    assert sum(on_ranks(operations, tmp_path / "both", WITH_TENSOR, world_size=4)) == sum(tensor)
 
 
 def test_each_process_has_its_experts(tmp_path: Path) -> None:
-    for ranks, size, expected in ((2, 2, [2, 2]), (4, 2, [1, 1, 1, 1])):
-        own = {"expert_parallel_size": size, "zero_stage": 3}
+    cases: list[tuple[int, dict[str, Any], list[int]]] = [
+        (2, {"expert_parallel_size": 2, "zero_stage": 3}, [2, 2]),
+        (4, {"expert_parallel_size": 2, "zero_stage": 3}, [1, 1, 1, 1]),
+        (2, {"expert_parallel_size": 2, **TENSOR}, [2, 2]),
+        (4, WITH_TENSOR, [1, 1, 1, 1]),
+    ]
+    for ranks, own, expected in cases:
         assert on_ranks(held, tmp_path, own, world_size=ranks) == expected
 
 
@@ -135,12 +181,13 @@ def test_a_run_resumes_bitwise_in_its_layout_and_exactly_in_others(tmp_path: Pat
     others: list[tuple[int, dict[str, Any]]] = [
         (4, {"expert_parallel_size": 4}),
         (4, {**halves, "zero_stage": 1}),
+        (4, {**WITH_TENSOR, "zero_stage": 3}),
         (1, {}),
     ]
-    for number, layout in enumerate((halves, {**halves, "zero_stage": 3})):
+    for number, layout in enumerate((halves, {**halves, "zero_stage": 3}, {**halves, **TENSOR})):
         unbroken, resumed = on_ranks(saved_and_resumed, tmp_path / str(number), layout)[0]
         assert [name for name, value in unbroken.items() if not torch.equal(resumed[name], value)] == []
-        for place, (ranks, other) in enumerate(others if number else others[-1:]):
+        for place, (ranks, other) in enumerate(others if number == 1 else others[-1:]):
             folder = tmp_path / f"{number}-{place}"
             shutil.copytree(tmp_path / str(number), folder, symlinks=True)
             forget(folder, "4")
@@ -170,7 +217,8 @@ def test_weights_of_transformers_are_loaded_and_exported(tmp_path: Path) -> None
         parameter.data.mul_(2)
     model.save_pretrained(tmp_path / "source")
     expected = model.state_dict()
-    for number, own in enumerate(({}, {"zero_stage": 3})):
+    layouts: tuple[dict[str, Any], ...] = {}, {"zero_stage": 3}, TENSOR
+    for number, own in enumerate(layouts):
         own = {"expert_parallel_size": 2, **own}
         for ranks in on_ranks(initialized, tmp_path / str(number), tmp_path / "source", own, timeout=150):
             for found in ranks:
@@ -240,7 +288,8 @@ def features(folder: Path, halves: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.exhaustive
 def test_features_have_the_values_of_one_process(tmp_path: Path) -> None:
     expected = features(tmp_path / "alone", {})
-    for found in on_ranks(features, tmp_path / "ranks", {"expert_parallel_size": 2}, timeout=200):
+    halves = on_ranks(features, tmp_path / "halves", {"expert_parallel_size": 2}, timeout=200)
+    for found in [*halves, *on_ranks(features, tmp_path / "tensor", WITH_TENSOR, world_size=4, timeout=300)]:
         for case, values in expected.items():
             tolerance = 2e-2 if case in ("bfloat16", "float16") else 1e-5
             assert found[case] == pytest.approx(values, abs=tolerance), case
@@ -295,7 +344,6 @@ def refusals(folder: Path) -> list[str]:
         message(wide),
         message(build("Mixture", experts=3)),
         message(build("Mixture"), expert_parallel_size=3),
-        message(build("Mixture"), tensor_parallel_size=2),
         message(build("Mixture"), find_unused_parameters=True),
         message(build("Mixture"), compile_blocks=True),
         message(build("Mixture"), graph=True),
@@ -313,7 +361,6 @@ def test_what_cannot_be_divided_is_refused_before_the_first_update(tmp_path: Pat
         r"num_experts, the first dimension of all its parameters; it has num_experts 4, bias \(16,\)",
         "blocks.0.experts has 3 experts, .*: expert_parallel_size must divide 3",
         "TrainingConfig.expert_parallel_size: got 3, which does not divide the 2 data ranks. Set 1 or 2",
-        "TrainingConfig.expert_parallel_size: got 2 with TrainingConfig.tensor_parallel_size=2",
         "expert_parallel_size: got 2 with find_unused_parameters=True",
         "expert_parallel_size: got 2 with compile_blocks=True",
         "graph: got True with",
@@ -343,3 +390,6 @@ def test_an_estimate_counts_the_experts_and_tokens_of_a_process(tmp_path: Path) 
     assert found.trainable < 0.2 * whole.trainable
     assert found.traffic["all-to-all"] > 0
     assert found.traffic["all-reduce"] < 0.2 * whole.traffic["all-reduce"]
+    tensor = cost(tensor_parallel_size=2, expert_parallel_size=8)
+    assert tensor.trainable < found.trainable
+    assert tensor.traffic["all-to-all"] == pytest.approx(found.traffic["all-to-all"] / 2, rel=0.01)

@@ -40,6 +40,10 @@ def test_experts_are_divided_among_the_ranks_of_a_copy() -> None:
     assert Layout.of({**experts, "zero_stage": 2}, 4).expert_sizes == (1, 2, 2)
     assert Layout.of({**experts, "zero_stage": 3, "replicate_size": 2}, 8).expert_sizes == (2, 2, 2)
     assert Layout.of({**experts, "context_parallel_size": 2}, 4).expert_sizes == (2, 1, 2)
+    tensor = {"expert_parallel_size": 4, "tensor_parallel_size": 2}
+    assert Layout.of(tensor, 8).expert_sizes == (2, 1, 4)
+    assert Layout.of({**tensor, "zero_stage": 3, "replicate_size": 2}, 16).expert_sizes == (2, 2, 4)
+    assert str(Layout.of(tensor, 8)) == "4 data x 2 tensor, experts over 4"
     assert not Layout.of(experts, 2).is_plain
     assert str(Layout.of({**experts, "zero_stage": 3}, 4)) == "4 data (ZeRO 3), experts over 2"
 
@@ -58,7 +62,17 @@ def test_one_process_has_no_parallelism() -> None:
         ({"context_parallel_size": 2, "pipeline_parallel_size": 2}, 4, "pipelines cannot divide sequences"),
         ({"context_parallel_size": 3}, 4, "context_parallel_size=3: needs a multiple of 3 processes"),
         ({"expert_parallel_size": 3}, 4, "expert_parallel_size: got 3, which does not divide the 4 data ranks. Set 1"),
-        ({"expert_parallel_size": 2, "tensor_parallel_size": 2}, 2, "tensor_parallel_size=2, which divides the exp"),
+        (
+            {"expert_parallel_size": 2, "tensor_parallel_size": 4},
+            8,
+            "got 2, which TrainingConfig.tensor_parallel_size=4 does not divide: the tensor ranks hold different"
+            " experts. Set 1, 4 or 8.",
+        ),
+        (
+            {"expert_parallel_size": 3, "tensor_parallel_size": 2},
+            4,
+            "got 3, which does not divide the 4 data and tensor ranks. Set 1, 2 or 4.",
+        ),
         ({"expert_parallel_size": 2, "pipeline_parallel_size": 2}, 4, "stages keep all experts of their layers"),
         (
             {"expert_parallel_size": 4, "zero_stage": 3, "replicate_size": 2},

@@ -491,7 +491,7 @@ class TrainingConfig(OtherNames):
         place="train.dist.context_parallel_size",
     )
     expert_parallel_size: types.Count = setting(
-        1, "device", "Data-parallel processes that hold the experts of each layer together, and exchange tokens.",
+        1, "device", "Data and tensor ranks that hold the experts of each layer together, and exchange tokens.",
         place="train.dist.expert_parallel_size",
     )
     zero_stage: types.ZeroStage = setting(

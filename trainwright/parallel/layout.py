@@ -2,8 +2,8 @@
 
 A run of ``world_size`` processes is a grid of pipeline stages x data ranks x context ranks x tensor ranks; the tensor
 ranks of one place are neighbours. Gradients are averaged over data and context ranks, ``replicate * shard`` of them:
-with ZeRO, ``shard`` of these hold one copy of the model together. ``expert`` neighbours of them hold the experts of one
-copy together.
+with ZeRO, ``shard`` of these hold one copy of the model together. ``expert`` neighbours of all of a grid without stages
+hold the experts of one copy together.
 """
 
 import math
@@ -35,7 +35,7 @@ class Layout:
         custom_stage_ids: the stage of each layer, if the user chose them.
         offload: with a zero_stage, parameters, gradients and optimizer state are in host memory.
         context: ranks that hold the parts of each sequence together.
-        expert: data or context ranks that hold the experts of each layer together, whole ones each.
+        expert: data, context and tensor ranks that hold the experts of each layer together, whole ones each.
     """
 
     data: int = 1
@@ -58,12 +58,12 @@ class Layout:
         zero = f" (ZeRO {self.zero_stage}{', offloaded' * self.offload})" if self.zero_stage else ""
         copies = f" in {self.replicate} copies" if self.zero_stage and self.replicate > 1 else ""
         experts = f", experts over {self.expert}" if self.expert > 1 else ""
-        sizes = [f"{self.data} data{zero}{copies}{experts}"]
+        sizes = [f"{self.data} data{zero}{copies}"]
         sequence = " (sequence parallel)" if self.sequence_parallel else ""
         sizes += [f"{self.context} context"] if self.context > 1 else []
         sizes += [f"{self.tensor} tensor{sequence}"] if self.tensor > 1 else []
         sizes += [f"{self.pipeline} pipeline"] if self.pipeline > 1 else []
-        return " x ".join(sizes)
+        return " x ".join(sizes) + experts
 
     @property
     def world_size(self) -> int:
@@ -84,11 +84,11 @@ class Layout:
     def expert_sizes(self) -> tuple[int, int, int]:
         """Copies of the experts, ranks that share the experts of one rank, and ranks that share those of one copy.
 
-        Multiplied, they are the ranks whose gradients are averaged.
+        Multiplied, they are all ranks: those whose gradients are averaged, and the tensor ranks of each.
         """
         if self.zero_stage == 0:
-            return self.averaging // self.expert, 1, self.expert
-        return self.replicate, self.shard // self.expert, self.expert
+            return self.averaging * self.tensor // self.expert, 1, self.expert
+        return self.replicate, self.shard * self.tensor // self.expert, self.expert
 
     @property
     def is_plain(self) -> bool:
@@ -206,24 +206,28 @@ def _expert_faults(asked: Mapping[str, Any], averaging: int, name: Callable[[str
         return []
     where, faults = f"{name('expert_parallel_size')}: got {expert}", list[str]()
     tensor, pipeline = asked.get("tensor_parallel_size") or 1, asked.get("pipeline_parallel_size") or 1
-    if tensor > 1:
-        text = f"with {name('tensor_parallel_size')}={tensor}, which divides the experts, too. Set one of them to 1."
-        faults.append(f"{where} {text}")
     if pipeline > 1:
         text = f"with {name('pipeline_parallel_size')}={pipeline}; stages keep all experts of their layers."
         faults.append(f"{where} {text} Set one of them to 1.")
-    shard = averaging // replicate  # with ZeRO
-    if averaging % expert:
-        faults.append(f"{where}, which does not divide the {averaging} data ranks. {_divisors(averaging)}")
+    total, shard = averaging * tensor, averaging // replicate * tensor  # shard: with ZeRO
+    ranks = "data and tensor ranks" if tensor > 1 else "data ranks"
+    if total % expert:
+        faults.append(f"{where}, which does not divide the {total} {ranks}. {_sizes(total, tensor)}")
     elif asked.get("zero_stage") and averaging % replicate == 0 and shard % expert:
-        text = f"which does not divide the {shard} data ranks of a copy ({name('replicate_size')}={replicate})."
-        faults.append(f"{where}, {text} {_divisors(shard)}")
+        text = f"which does not divide the {shard} {ranks} of a copy ({name('replicate_size')}={replicate})."
+        faults.append(f"{where}, {text} {_sizes(shard, tensor)}")
+    elif expert % tensor:
+        text = (
+            f"which {name('tensor_parallel_size')}={tensor} does not divide: the tensor ranks hold different experts."
+        )
+        faults.append(f"{where}, {text} {_sizes(shard if asked.get('zero_stage') else total, tensor)}")
     return faults
 
 
-def _divisors(number: int) -> str:
-    found = [str(size) for size in range(1, number + 1) if number % size == 0]
-    return f"Set {', '.join(found[:-1])}{' or ' * (number > 1)}{found[-1]}."
+def _sizes(number: int, tensor: int) -> str:
+    """The divisors of a number of ranks that are multiples of the tensor-parallel size, and 1."""
+    found = [str(size) for size in range(1, number + 1) if number % size == 0 and (size % tensor == 0 or size == 1)]
+    return f"Set {', '.join(found[:-1])}{' or ' * (len(found) > 1)}{found[-1]}."
 
 
 def _stage_faults(asked: Mapping[str, Any], stages: int, data: int, name: Callable[[str], str]) -> list[str]:

@@ -28,7 +28,7 @@ class Mesh:
         device_mesh: torch's mesh with the dimensions ``DIMS``; its rank order is that of the processes.
         data_group: the processes with the same stage and part of each layer, whose gradients are averaged.
         context_mesh: those of them that hold the other parts of the same sequences.
-        expert_mesh: the same processes with the dimensions ``EXPERT_DIMS``, if they divide experts: those of the last
+        expert_mesh: all processes with the dimensions ``EXPERT_DIMS``, if they divide experts: those of the last
             dimension have the other experts of a copy, those of the others have the same ones.
     """
 

@@ -117,16 +117,18 @@ def _divide_layers(
     model: nn.Module, mesh: Mesh, words: dict[str, str], experts: list[str], *, splits_scores: bool
 ) -> None:
     """Keep this process's part of the layers that ``words`` name, and of the experts."""
-    if words:
-        from trainwright.parallel.tensor import shard_tensors
-
-        tensor_mesh, is_sequence_parallel = mesh.device_mesh["tp"], mesh.layout.sequence_parallel
-        shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
     if experts:
         from trainwright.parallel.experts import shard_experts
 
         expert_mesh: Any = mesh.expert_mesh  # the layout divides experts
-        shard_experts(model, expert_mesh["ep"], experts)
+        same_tokens = mesh.device_mesh["tp"] if mesh.layout.tensor > 1 else None
+        shard_experts(model, expert_mesh["ep"], experts, same_tokens)
+    if words:
+        from trainwright.parallel.tensor import shard_tensors
+
+        words = {name: word for name, word in words.items() if name not in experts}
+        tensor_mesh, is_sequence_parallel = mesh.device_mesh["tp"], mesh.layout.sequence_parallel
+        shard_tensors(model, tensor_mesh, words, sequence_parallel=is_sequence_parallel, splits_scores=splits_scores)
 
 
 def _home(mesh: Mesh | None, device: torch.device) -> torch.device:
