@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from tests.fork_server import python
 from trainwright import DefaultTrainer
 from trainwright.base.errors import ConfigError
 from trainwright.cli.main import main
+from trainwright.cli.sweep.results import FirstEvaluation
 from trainwright.cli.sweep.values import Range, folder_name, name_of, read_values, short_keys
 from trainwright.cli.train import main as main_of_program
 
@@ -80,7 +82,7 @@ def weights(folder: Path) -> str:
 
 
 def test_a_run_for_each_combination_and_the_same_command_completes_what_has_failed(
-    project: Path, train: Callable
+    project: Path, train: Callable, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["config.py", "optim.lr=0.1,0.01", "model.width=4,13", "--sweep", "--jobs", "2"]
     done = train(*command, cwd=project, code=1)
@@ -93,7 +95,13 @@ def test_a_run_for_each_combination_and_the_same_command_completes_what_has_fail
         name: "failed" if "13" in name else "finished" for name in names
     }
     assert "thirteen is no width" in found["lr=0.1,width=13"]["error"]
-    assert done.stdout.count("thirteen is no width") == 4  # when it fails, and in the table
+    assert done.stdout.count("thirteen is no width") == 2  # once for each run: when it fails
+    for name in names:  # a new folder has nothing to resume
+        assert "holds no checkpoint" not in (folder / name / "console.txt").read_text()
+    main(["runs", str(folder), "--json"])
+    errors = {run["name"]: run["error"] for run in json.loads(capsys.readouterr().out) if run["state"] == "failed"}
+    assert {*errors} == {name for name in names if "13" in name}
+    assert all("thirteen is no width" in error for error in errors.values())
     assert "4 runs: 2 finished, 2 failed" in done.stdout
     assert "Best: output/sweep_lr_width/lr=0.1,width=4 (loss " in done.stdout
     assert "Traceback" not in done.stdout + done.stderr
@@ -153,7 +161,8 @@ def test_an_interrupted_search_that_continues_is_the_uninterrupted_one(
     assert table(folder)["trial_000"]["state"] == "interrupted"
     assert not (folder / "trial_001").exists()
 
-    train("config.py", *arguments, cwd=project, timeout=280)
+    done = train("config.py", *arguments, cwd=project, timeout=280)
+    assert ["trial_000  continued" in done.stdout, "trial_001  started" in done.stdout] == [True, True]
     whole = project / "whole" / "search_lr_width"
     train("config.py", *arguments, "train.output_dir=whole", cwd=project, timeout=280)
     assert num_starts(folder / "trial_000") == 2
@@ -193,13 +202,17 @@ def test_a_trial_that_has_failed_is_tried_again_with_its_values(project: Path, t
 
 def test_a_wrong_metric_ends_the_search_with_its_first_run_which_then_counts(project: Path, train: Callable) -> None:
     pytest.importorskip("optuna")
-    command = ["config.py", "optim.lr=uniform(0.01,0.1)", "--trials", "2", "--metric"]
-    done = train(*command, "eval_losss", "--direction", "minimize", cwd=project, code=2)
+    settings = ["train.train_epoch=1000", "train.log_period=20", "train.evaluation.eval_period=500"]
+    command = ["config.py", "optim.lr=uniform(0.01,0.1)", *settings, "--trials", "2", "--metric"]
+    done = train(*command, "eval_losss", "--direction", "minimize", cwd=project, code=2, timeout=280)
     assert "has no 'eval_losss'" in done.stderr
     assert "Did you mean 'eval_loss'?" in done.stderr
-    train(*command, "eval_loss", cwd=project)
     folder = project / "output" / "search_lr"
-    assert [num_starts(folder / f"trial_00{n}") for n in (0, 1)] == [1, 1]
+    first = json.loads((folder / "trial_000" / "run.json").read_text())["starts"][0]
+    assert first["status"] == "interrupted"  # by the first evaluation, and saved
+    assert first["iterations_done"] < 4000
+    train(*command, "eval_loss", cwd=project, timeout=280)
+    assert [num_starts(folder / f"trial_00{n}") for n in (0, 1)] == [2, 1]
 
 
 def test_a_run_that_is_killed_is_in_the_table_and_no_secret_is_in_the_record(project: Path, train: Callable) -> None:
@@ -248,6 +261,8 @@ def test_a_script_with_a_trainer_of_its_own_sweeps_too(project: Path, run_python
         ("optim.lr=uniform(a,1) --trials 2 --metric loss", ["two numbers"]),
         ("optim.lr=uniform(0,1) --trials 2", ["--metric NAME"]),
         ("optim.lr=uniform(0,1) --trials 2 --metric own", ["'own'", "--direction minimize or"]),
+        ("optim.lr=1,2 --sweep --metric cor", ["'cor'", "Did you mean 'corr'?", "add --direction"]),
+        ("optim.lr=1,2 --sweep --metric pearsonn --direction maximize", ["Did you mean 'pearson'?"]),
         ("optim.lr=uniform(-1,1) --trials 2 --metric loss", ["optim.lr", "-1.0"]),
         ("optim.lr=glob(*) --sweep", ["optim.lr=glob(*)", "separated by commas"]),
         ("optim.lr=1,2 --jobs 2", ["--jobs", "Add --sweep"]),
@@ -283,6 +298,32 @@ def test_what_cannot_be_a_sweep_is_refused_before_the_first_run(
     assert [fact for fact in facts if fact not in said.err] == []
     assert "Traceback" not in said.err
     assert not (project / "output").exists()
+
+
+def test_a_record_of_a_newer_version_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = project / "output" / "sweep_lr"
+    folder.mkdir(parents=True)
+    (folder / "sweep.json").write_text('{"format": 2, "settings": "of another form"}')
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    assert main(["train", "config.py", "optim.lr=1,2", "--sweep"]) == 2
+    assert "sweep.json: format 2; this version of trainwright reads 1" in (said := capsys.readouterr().err)
+    assert "update trainwright" in said
+    assert [one.name for one in folder.iterdir()] == ["sweep.json"]
+
+
+def test_a_metric_of_the_users_own_may_come_after_the_first_evaluation(tmp_path: Path) -> None:
+    rows = [{"iteration": 1, "total_loss": 2.0, "accuracy": 0.5, "eval_loss": 1.0}]
+    (tmp_path / "metrics.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for metric, is_own, is_refused in [
+        ("accuracy", False, False), ("acuracy", False, True), ("acuracy", True, True),
+        ("final_score", True, False), ("final_score", False, True), (None, False, False),
+    ]:  # fmt: skip
+        with pytest.raises(ConfigError, match=f"has no '{metric}'") if is_refused else nullcontext():
+            FirstEvaluation(metric, is_own=is_own).look([tmp_path, tmp_path / "new"])
 
 
 def test_a_sweep_of_a_program_that_passes_its_arguments_on_is_refused(

@@ -112,9 +112,19 @@ def test_names_are_those_of_evaluations_and_the_metric_of_the_best_model_is_not_
     assert names == {"model_best", "model_accuracy_best"}
 
 
+@pytest.mark.parametrize("best", ["error", ["error"], {"error": None}, {"error": "min"}])
+@APIS
+def test_the_settings_of_a_run_show_it_as_it_was_written(
+    build: Any, best: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    build(tmp_path, best=best).train()
+    shown = " ".join(caplog.text.split())  # the settings are wrapped
+    assert f"save_best={best!r}" in shown or f"save_best={best}" in shown
+
+
 def test_without_an_evaluation_it_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Trainer(pairs_net(), quiet(tmp_path, save_best="loss"), pairs())
-    assert "save_best={'loss': None} has no effect: nothing is evaluated" in caplog.text
+    assert "save_best='loss' has no effect: nothing is evaluated" in caplog.text
     assert Trainer(pairs_net(), quiet(tmp_path), pairs()).best_checkpoint is None
 
 

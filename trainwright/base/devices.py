@@ -2,12 +2,18 @@
 
 import functools
 import logging
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger("trainwright.config")
+
+
+def count_cpus() -> int:
+    """The CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def find_device(name: str | None) -> "torch.device":

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainwright.base.devices import count_cpus
 from trainwright.base.errors import ConfigError, MissingFileError, did_you_mean
 from trainwright.cli.commands import COMMANDS
 from trainwright.config.arguments import TrainingArgumentParser, whole_number
@@ -204,7 +205,7 @@ def _value(args: argparse.Namespace, name: str) -> Any:
 def _torchrun_options(args: argparse.Namespace) -> list[str]:
     number = _num_processes(args.nproc_per_node)
     if number.isdecimal():  # torchrun sets 1, and warns
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _num_cores() // int(number))))
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, count_cpus() // int(number))))
     options = ["--nproc-per-node", number, "--nnodes", args.nnodes, "--max-restarts", str(args.max_restarts)]
     options += _passed_on(args)
     if args.command[0] == "doctor" and not args.rdzv_conf:
@@ -223,17 +224,13 @@ def _torchrun_options(args: argparse.Namespace) -> list[str]:
     return [*options, "--standalone"]
 
 
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _num_processes(asked: str | None) -> str:
     import torch
 
     devices = torch.accelerator.device_count()
     if asked is None:
         return str(max(1, devices))
-    cores = _num_cores()
+    cores = count_cpus()
     if asked.isdecimal() and not devices and int(asked) > 2 * cores:
         print(
             f"trainwright launch: {asked} processes share {cores} CPU cores, and each waits for the others.",

@@ -1,10 +1,12 @@
 """What the files of a run say about it: its state, progress and results. Reads small files only, without torch."""
 
+import csv
 import functools
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, re
 
 logger = logging.getLogger("trainwright.inspect.report")
 
+SWEEP_TABLE = "sweep.csv"  # in the folder of a sweep: its runs that have ended
 _NOT_RUNS = ("checkpoints", "profile", "__pycache__")
 
 
@@ -43,6 +46,7 @@ class Run:
     started: str | None = None  # ISO 8601
     seconds: float | None = None
     commit: str | None = None
+    error: str | None = None  # of a failed run of a sweep
 
     @property
     def progress(self) -> float | None:
@@ -51,10 +55,38 @@ class Run:
 
 def run_folders(folder: Path, *, earlier: bool = False) -> Iterator[Path]:
     """The folders of runs in ``folder`` and below, itself included; without ``earlier``, none that was moved aside."""
-    for path, names, files in os.walk(folder):
-        is_run = any(name in files for name in CONFIGS) and {"log.txt", "metrics.json", "run.json"} & {*files}
+    return (path for path, _, is_run in _walk(folder, earlier=earlier) if is_run)
+
+
+def read_runs(base: Path, *, earlier: bool = False) -> list[Run]:
+    """Those in `run_folders`, and those of sweeps that have failed before they began to train."""
+    runs, errors = dict[Path, Run](), dict[Path, str]()
+    for path, files, is_run in _walk(base, earlier=earlier):
+        if SWEEP_TABLE in files:
+            errors |= _errors_in(path)
         if is_run:
-            yield Path(path)
+            runs[path] = read_run(path, base)
+    for path, error in errors.items():
+        run = runs.get(path) or Run(os.path.relpath(path, base), str(path), "failed")
+        if run.state in ("failed", "interrupted"):  # not one that is tried again
+            runs[path] = replace(run, error=error)
+    return list(runs.values())
+
+
+def _errors_in(sweep: Path) -> dict[Path, str]:
+    """The errors of the failed runs of a sweep, by their folders."""
+    with suppress(OSError, csv.Error), open(sweep / SWEEP_TABLE, encoding="utf-8", errors="replace") as file:
+        failed = [row for row in csv.DictReader(file) if row.get("state") == "failed"]
+        errors = {sweep / Path(row["run"]).name: row.get("error") or "" for row in failed if row.get("run")}
+        return {folder: error for folder, error in errors.items() if folder != sweep and folder.is_dir()}
+    return {}
+
+
+def _walk(folder: Path, *, earlier: bool) -> Iterator[tuple[Path, list[str], bool]]:
+    """Each folder with its files, and whether it is that of a run."""
+    for path, names, files in os.walk(folder):
+        is_run = any(name in files for name in CONFIGS) and bool({"log.txt", "metrics.json", "run.json"} & {*files})
+        yield Path(path), files, is_run
         if "manifest.json" in files:  # a checkpoint
             names.clear()
         skipped = (*_NOT_RUNS, *([] if earlier else ["earlier_runs"])) if is_run else ("__pycache__",)

@@ -12,10 +12,10 @@ from typing import Any
 
 from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
 from trainwright.base.terminal import is_terminal
-from trainwright.cli.run_folder import Run, read_run, run_folders, settings_of
+from trainwright.cli.run_folder import Run, read_runs, settings_of
 from trainwright.config.arguments import TrainingArgumentParser
 from trainwright.inspect.report.run_state import STATES
-from trainwright.inspect.report.text import counted, local_time, print_found, shown, table
+from trainwright.inspect.report.text import cell, counted, local_time, print_found, shown, table
 
 _EPILOG = """\
 examples:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     folder, states = Path(args.folder), args.state.split(",") if args.state else STATES
     _check(folder, args.sort, states)
-    all_runs = [read_run(path, folder) for path in run_folders(folder, earlier=args.all)]
+    all_runs = read_runs(folder, earlier=args.all)
     conditions = [_condition(text, all_runs) for text in args.where]
     for key in args.show:
         _check_setting(key, all_runs, "--show")
@@ -135,7 +135,7 @@ def _number(value: Any) -> Any:
 
 
 def _lines(runs: Sequence[Run], settings: Sequence[str]) -> list[str]:
-    """The table; on a narrow terminal without its last columns."""
+    """The table; on a narrow terminal without its last columns. Errors stay, and are cut."""
     columns: dict[str, Callable[[Run], str]] = {
         "name": lambda run: shown(run.name),
         "state": lambda run: run.state,
@@ -154,8 +154,13 @@ def _lines(runs: Sequence[Run], settings: Sequence[str]) -> list[str]:
         right = [number for number, name in enumerate(columns) if name in ("progress", "loss", "duration")]
         lines = table([list(columns), *([text(run) for text in columns.values()] for run in runs)], right=right)
         if width is None or max(map(len, lines)) <= width or len(columns) <= 4:
-            return lines
+            break
         del columns[next(reversed(columns))]
+    if not any(run.error for run in runs):
+        return lines
+    columns["error"] = lambda run: shown(run.error or "")
+    lines = table([list(columns), *([text(run) for text in columns.values()] for run in runs)], right=right)
+    return lines if width is None else [cell(line, width) for line in lines]
 
 
 def _text(value: Any) -> str:

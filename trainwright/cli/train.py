@@ -82,7 +82,7 @@ def main(
         from trainwright.cli.sweep.command import Sweep
         from trainwright.cli.sweep.processes import command_of_runs
 
-        sweep = Sweep(args, command_of_runs(is_script=argv is None))
+        sweep = Sweep(args, command_of_runs(is_script=argv is None), trainer_class)
         code = run(args, lambda: load(sweep.arguments()), sweep.prepare) or sweep.code
     else:
         code = run(args, lambda: _load_one(args), lambda cfg: _prepare(cfg, args, trainer_class))

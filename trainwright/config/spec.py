@@ -87,7 +87,6 @@ def spec_of_cfg(cfg: "DictConfig", given: "DictConfig", half: Half = "bf16") -> 
     from trainwright.config.lazy.provenance import is_set, value_at, values_at
     from trainwright.config.settings import KEYS, PLACES, place_of, values_of_files
     from trainwright.config.training.row import complete_early_stopping
-    from trainwright.config.validation import directions_of
 
     settings = values_of_files()
     values = values_at(cfg, [*PLACES.values(), *_OTHER_FORMS])
@@ -108,10 +107,7 @@ def spec_of_cfg(cfg: "DictConfig", given: "DictConfig", half: Half = "bf16") -> 
     }
 
     as_set = settings
-    settings = settings | {
-        "early_stopping": complete_early_stopping(as_set["early_stopping"]),
-        "save_best": directions_of(as_set["save_best"]),
-    }
+    settings = settings | {"early_stopping": complete_early_stopping(as_set["early_stopping"])}
 
     def is_set_by_user(name: str) -> bool:
         place = place_of(name)

@@ -453,15 +453,6 @@ def trackers_of(value: Any) -> Any:
     return None if value is False else value
 
 
-def directions_of(value: Any) -> Any:
-    """A metric's name, a list of names, or a dict of their directions: always as a dict, None for one not given."""
-    if isinstance(value, str):
-        return {value: None}
-    if isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
-        return dict.fromkeys(value) or None
-    return None if value == {} else value
-
-
 class EarlyStopping(TypedDict, total=False):
     """When to stop before the last epoch."""
 
@@ -543,8 +534,7 @@ TrackersOrNone = Annotated[
     Allowed("'wandb', 'mlflow' or 'trackio', a list of these, a dict of their arguments by name, or None"),
 ]
 MetricDirections = Annotated[
-    dict[Words, Literal["max", "min"] | None] | None,
-    BeforeValidator(directions_of),
+    Words | list[Words] | dict[Words, Literal["max", "min"] | None] | None,
     Allowed("the name of a metric, a list of names, or names with 'max' or 'min' such as {'accuracy': 'max'}, or None"),
 ]
 _YES = "True, False, {}"

@@ -53,7 +53,7 @@ class BestMetric:
     def others(self) -> "list[BestMetric]":
         """Those of the setting ``save_best``, except for this one."""
         found = {self.key: self}
-        for name, mode in (self._spec.save_best or {}).items():
+        for name, mode in _directions_of(self._spec.save_best).items():
             one = copy.copy(self)
             one._name, one._setting = name, "save_best"
             one._is_higher_better = None if mode is None else mode == "max"
@@ -240,6 +240,13 @@ class BestMetric:
             return "min"
         objective = objective_by_user(key, self._spec.metrics) or find_objective(key, self._handler())
         return None if objective is None else MODES[objective]
+
+
+def _directions_of(metrics: str | Sequence[str] | Mapping[str, str | None] | None) -> Mapping[str, str | None]:
+    """The directions of the setting ``save_best`` by the names of the metrics; None for one that is not given."""
+    if isinstance(metrics, Mapping):
+        return metrics
+    return dict.fromkeys([metrics] if isinstance(metrics, str) else metrics or ())
 
 
 def raise_missing(spec: RunSpec, key: str, results: Mapping[str, Any]) -> None:

@@ -117,10 +117,10 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
     """That of ``metric_for_best_model``, and those of ``save_best``."""
     spec, me = run.spec, weakref.proxy(run)
     if not (run.evaluates and spec.save_enabled):
-        for setting, value in (("save_top_k", spec.save_top_k), ("save_best", spec.save_best)):
-            if value is not None:
+        for setting in ("save_top_k", "save_best"):
+            if (value := spec.as_set[setting]) is not None:
                 found = "evaluated" if spec.save_enabled else "saved"
-                logger.warning("%s=%s has no effect: nothing is %s.", spec.where(setting), value, found)
+                logger.warning("%s=%r has no effect: nothing is %s.", spec.where(setting), value, found)
         return []
     metric, others = run.best_metric, run.best_metric.others()
     for one in (metric, *others):

@@ -6,13 +6,13 @@ changes it. Other slow parts show in the shares and in a trace.
 
 import dataclasses
 import logging
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from trainwright.base.devices import count_cpus
 from trainwright.base.dist import is_main_process
 from trainwright.events.phases import PhaseTimes
 from trainwright.hooks.base import HookBase
@@ -24,11 +24,6 @@ _MIN_SECONDS, _MIN_ITERATIONS = 2.0, 50  # a shorter training gets no advice
 _MIN_SAVING = 0.15  # of the time
 _QUICK_BATCH = 0.5e-3  # seconds: faster than a worker process passes a batch on
 _QUICK_ITERATION = 2e-3  # seconds, with workers: a batch takes about as long to pass on as to read
-
-
-def count_cpus() -> int:
-    """The CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)

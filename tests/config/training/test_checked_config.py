@@ -91,7 +91,7 @@ VALUES: dict[str, list[Any]] = {name: [not field.default] for name, field in FIE
     "checkpoints_dir": ["saved"],
     "max_to_keep": [None, 3],
     "save_top_k": [None, 2],
-    "save_best": [None, {"accuracy": None}, {"accuracy": "max", "loss": "min"}],
+    "save_best": [None, "accuracy", ["accuracy", "loss"], {"accuracy": None}, {"accuracy": "max", "loss": "min"}],
     "checkpoint_mirror": [None, "s3://bucket/run", "file:///mnt/run", "memory://run"],
     "unfreeze": [None, [{"epoch": 1, "layers": ["a"]}, {"step": 0.5, "layers": ["b", "c"]}]],
     "layer_decay": [None, 0.75],

@@ -4,20 +4,24 @@ import argparse
 import copy
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.base.errors import ConfigError
+from trainwright.base.errors import ConfigError, nearest_name
 from trainwright.base.files import atomic_write
 from trainwright.base.terminal import print_line
+from trainwright.cli.run_folder import SWEEP_TABLE
 from trainwright.cli.sweep.processes import Processes
 from trainwright.cli.sweep.results import (
     NOT_STARTED,
-    TABLE,
+    FirstEvaluation,
     Result,
     counts,
+    is_misspelt,
     lines_of,
     read_result,
     sorted_results,
@@ -26,26 +30,36 @@ from trainwright.cli.sweep.results import (
 )
 from trainwright.cli.sweep.source import Grid, PlannedRun, Search, Source
 from trainwright.cli.sweep.values import folder_name, read_values, short_keys
+from trainwright.events.formats import METRICS_NAME
 from trainwright.inspect.report.run_state import flat
 from trainwright.inspect.report.text import cell, counted, duration, shown
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from trainwright.engine import DefaultTrainer
+
 DONE, FAILED = 0, 1
 RECORD = "sweep.json"  # in the folder of the sweep: what its runs have in common
+FORMAT = 1  # of this file
 _KEPT = ("finished", "running")
 
 
 class Sweep:
     """A run for each combination of values. ``command`` trains one. Everything is checked before the first begins.
 
+    ``trainer_class``: that of the runs; None: `DefaultTrainer`.
+
     ``code`` is the exit code. 0: all runs are complete. 1: some are not. 128 + n: stopped by signal n.
     """
 
-    def __init__(self, args: argparse.Namespace, command: Sequence[str]) -> None:
-        self._args, self._command = args, command
+    def __init__(
+        self, args: argparse.Namespace, command: Sequence[str], trainer_class: "type[DefaultTrainer] | None" = None
+    ) -> None:
+        self._args, self._command, self._trainer_class = args, command, trainer_class
         self._direction: str | None = None
+        self._first_evaluation = FirstEvaluation(args.metric, is_own=args.direction is not None)
+        self._shown_errors: set[str] = set()  # the names of their runs
         self.code = DONE
 
     def arguments(self) -> argparse.Namespace:
@@ -67,11 +81,13 @@ class Sweep:
         """Check the configuration of each run; return what trains them."""
         args, base = self._args, self._checked(cfg)
         if args.metric:
+            _check_metric(args, base, self._trainer_class)
             self._direction = _direction(args, base)
         names = "_".join(["search" if args.trials else "sweep", *short_keys(self._values.keys).values()])
         self._folder = Path(base.train.output_dir) / folder_name(names, self._values.keys)
         self._record = self._new_record(base)
         self._seed = int(base.train.seed)
+        self._has_mirror = bool(base.train.checkpointer.get("mirror"))
         return self._train
 
     def _checked(self, cfg: "DictConfig") -> "DictConfig":
@@ -97,7 +113,8 @@ class Sweep:
             for key, value in flat(without_secrets(to_plain(base)[0])[0])
             if not any(f"{key}.".startswith(f"{one}.") for one in [*swept, "train.output_dir"])
         }
-        record: dict[str, Any] = {"config": self._args.config_file, "overrides": redact_command(self._values.fixed)}
+        record: dict[str, Any] = {"format": FORMAT, "config": self._args.config_file}
+        record |= {"overrides": redact_command(self._values.fixed)}
         record |= {"values": {key: list(texts) for key, texts in self._values.choices.items()}}
         if self._args.trials:
             ranges = {key: str(range_) for key, range_ in self._values.ranges.items()}
@@ -128,15 +145,21 @@ class Sweep:
             while True:
                 while not processes.received and not processes.is_full and (run := next(planned, None)) is not None:
                     results[run.name] = Result(run, NOT_STARTED)
+                    self._write_table(results)
+                    verb = "continued" if _has_checkpoint(self._folder / run.name) else "started"
                     processes.start(run.name, self._command_of(run), self._folder / run.name)
-                    print_line(f"{_place(run, results, source)} {shown(run.name)}  started{self._shown_values(run)}")
+                    print_line(f"{_place(run, results, source)} {shown(run.name)}  {verb}{self._shown_values(run)}")
                 if processes.is_idle:
                     break
-                name, code = processes.wait()
+                name, code = processes.wait(
+                    lambda: self._first_evaluation.look(self._folder / one for one in processes.names)
+                )
                 result = results[name] = self._result(results[name].run, code)
                 if result.state in ("finished", "failed"):
                     source.end(result.run, result.value)
                 print_line(f"{_place(result.run, results, source)} {shown(name)}  {_text_of(result)}")
+                self._shown_errors.add(name)
+                self._write_table(results)
             received = [*processes.received]
         self.code = self._end(list(results.values()), source.total, received)
 
@@ -160,6 +183,11 @@ class Sweep:
         """Whether no run of the folder counts; an error if its runs have other settings than this command."""
         file = self._folder / RECORD
         before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
+        if before is not None and (found := before.get("format", FORMAT)) != FORMAT:
+            raise ConfigError(
+                f"{file}: format {found!r}; this version of trainwright reads {FORMAT}. A newer version has written it:"
+                " update trainwright, or set another train.output_dir."
+            )
         trained = [one for one in self._folder.iterdir() if (one / "metrics.json").is_file()]
         if before is None or not trained:
             return True
@@ -199,13 +227,16 @@ class Sweep:
 
     def _command_of(self, run: PlannedRun) -> list[str]:
         args = self._args
-        folder = str(self._folder / run.name).replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${")
+        path = self._folder / run.name
+        folder = str(path).replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${")
+        # A resume of a new folder would be a warning.
+        resumes = self._has_mirror or (path / METRICS_NAME).is_file() or _has_checkpoint(path)
         options = [text for name in args.allow_module for text in ("--allow-module", name)]
         options += ["--trust-folder"] * args.trust_folder + ["--traceback"] * args.traceback
         values = [f"{key}={text}" for key, text in run.texts.items()]
         return [
             *self._command,
-            *("--config-file", args.config_file, "--resume", *options),
+            *("--config-file", args.config_file, *(["--resume"] if resumes else []), *options),
             *(*self._values.fixed, *values, f"train.output_dir='{folder}'"),
         ]
 
@@ -215,18 +246,24 @@ class Sweep:
         names = short_keys(run.texts)
         return ": " + ", ".join(f"{names[key]}={shown(text)}" for key, text in run.texts.items())
 
+    def _write_table(self, results: Mapping[str, Result]) -> None:
+        """The table of the runs that have ended, while others train."""
+        ended = [one for one in results.values() if one.state not in (NOT_STARTED, "running")]
+        write_table(sorted_results(ended), self._values.keys, self._folder)
+
     def _end(self, results: list[Result], total: int, received: Sequence[int]) -> int:
         ordered = sorted_results(results)
         write_table(ordered, self._values.keys, self._folder)
         print_line("")
-        for line in lines_of(ordered, self._values.keys):
+        without_shown = [replace(one, error="") if one.run.name in self._shown_errors else one for one in ordered]
+        for line in lines_of(without_shown, self._values.keys):
             print_line(line)
         summary = ", ".join(f"{number} {state}" for state, number in counts(results).items())
         left = total - len(results)
         print_line(f"{counted(total, 'run', 'runs')}: {summary}" + (f", {left} not drawn" if left else ""))
         if ordered[0].value is not None:
             print_line(f"Best: {self._folder / ordered[0].run.name} ({ordered[0].metric} {ordered[0].value:.6g})")
-        print_line(f"Table: {self._folder / TABLE}")
+        print_line(f"Table: {self._folder / SWEEP_TABLE}")
         if received:
             print_line("Stopped; the same command continues.")
             return 128 + received[0]
@@ -250,6 +287,38 @@ def _check_options(args: argparse.Namespace) -> None:
         raise ConfigError("--sampler: is for a search. Add --trials N --metric NAME.")
     if args.direction and not args.metric:
         raise ConfigError("--direction: needs --metric NAME, whose better values it names.")
+
+
+def _check_metric(args: argparse.Namespace, base: "DictConfig", trainer_class: "type[DefaultTrainer] | None") -> None:
+    """Raise for a ``--metric`` that the configuration does not declare, if it declares the results of evaluations."""
+    known = _declared_results(base, trainer_class)
+    key = args.metric.rpartition("/")[2].removeprefix("eval_")  # without a data set
+    # The model may name parts of the loss, and there may be a result for each class.
+    if known is None or "loss" in key or not {args.metric, key, re.sub(r"_\d+$", "", key)}.isdisjoint(known):
+        return
+    if args.direction and not is_misspelt(key, known):
+        return
+    results = [*known, "eval_loss"]
+    own = " For a value that the model or a callback logs, add --direction minimize or --direction maximize."
+    raise ConfigError(
+        f"--metric: got {args.metric!r}, which the evaluation does not compute; its results are {', '.join(results)}."
+        f"{nearest_name(key, results)}{'' if args.direction else own}"
+    )
+
+
+def _declared_results(base: "DictConfig", trainer_class: "type[DefaultTrainer] | None") -> Sequence[str] | None:
+    """The results of evaluations beside the loss; None if they are known only after one."""
+    from trainwright.engine import DefaultTrainer
+
+    kind = trainer_class or DefaultTrainer
+    evaluates = base.train.evaluation.enabled and base.get("dataloader", {}).get("test")
+    own = kind.__mro__[: kind.__mro__.index(DefaultTrainer)]
+    if not evaluates or any("test" in vars(one) for one in own):  # the user's method may return others
+        return None
+    try:
+        return kind.build_evaluator(base).known_results()
+    except Exception:  # that of the first run has its place in the configuration
+        return None
 
 
 def _direction(args: argparse.Namespace, base: "DictConfig") -> str:
@@ -281,6 +350,12 @@ def _has_results(folder: Path) -> bool:
         return False
     study = optuna.load_study(study_name=folder.name, storage=f"sqlite:///{folder / STORAGE}")
     return any(one.state == TrialState.COMPLETE for one in study.get_trials(deepcopy=False))
+
+
+def _has_checkpoint(folder: Path) -> bool:
+    from trainwright.checkpoint.folder import checkpoint_names
+
+    return bool(checkpoint_names(folder))
 
 
 def _place(run: PlannedRun, results: dict[str, Result], source: Source) -> str:

@@ -6,14 +6,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
+from trainwright.base.devices import count_cpus
 from trainwright.base.signal_handlers import restore_handler, set_handler
-from trainwright.hooks.timer import count_cpus
 
 OUTPUT = "console.txt"  # in the folder of a run: what it prints
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -83,10 +83,16 @@ class Processes:
             )
         self._running[name] = _Running(process, slot)
 
-    def wait(self) -> tuple[str, int]:
-        """The name and the exit code of the first process that ends; below 0: by a signal."""
+    @property
+    def names(self) -> list[str]:
+        """Those of the processes that run."""
+        return [*self._running]
+
+    def wait(self, look: Callable[[], None] = lambda: None) -> tuple[str, int]:
+        """The name and the exit code of the first process that ends; below 0: by a signal. Calls ``look`` meanwhile."""
         while True:
             self._pass_on()
+            look()
             for name, one in self._running.items():
                 if (code := one.process.poll()) is not None:
                     del self._running[name]

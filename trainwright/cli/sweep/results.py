@@ -1,26 +1,27 @@
 """What the runs of a sweep have reached: read from their folders, and shown in one table and one report."""
 
 import csv
+import difflib
 import io
 import math
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.base.errors import ConfigError, UserError, did_you_mean
 from trainwright.base.files import atomic_write
 from trainwright.base.terminal import is_terminal, print_line
-from trainwright.cli.run_folder import Run, read_run
+from trainwright.cli.run_folder import SWEEP_TABLE, Run, read_run
 from trainwright.cli.sweep.processes import OUTPUT, SIGNALS
 from trainwright.cli.sweep.source import PlannedRun
 from trainwright.cli.sweep.values import short_keys
-from trainwright.events.formats import METRICS_NAME, read_tail
+from trainwright.events.formats import METRICS_NAME, RECORD_NAME, parse_rows, read_starts, read_tail
 from trainwright.inspect.report.text import cell, duration, shown, table
 
-TABLE, REPORT = "sweep.csv", "report.html"  # in the folder of the sweep
+REPORT = "report.html"  # in the folder of the sweep
 NOT_STARTED = "not started"
 _STOPPED = [code for number in SIGNALS for code in (-number, 128 + number)]
 
@@ -70,9 +71,54 @@ def best_value(folder: Path, metric: str, direction: str | None) -> float | None
 
     curves = read_metrics(folder / METRICS_NAME)
     if metric not in curves:
-        raise ConfigError(f"--metric: {folder} has no {metric!r} in {METRICS_NAME}. {did_you_mean(metric, curves)}")
+        raise _missing(metric, folder, curves)
     values = curves[metric].y
     return None if not len(values) else float(values.min() if direction == "minimize" else values.max())
+
+
+def _missing(metric: str, folder: Path, names: Iterable[str]) -> ConfigError:
+    return ConfigError(f"--metric: {folder} has no {metric!r} in {METRICS_NAME}. {did_you_mean(metric, names)}")
+
+
+def is_misspelt(metric: str, names: Iterable[str]) -> bool:
+    """Whether it is so near to one of ``names`` that nobody gives that name to another value."""
+    return bool(difflib.get_close_matches(metric, [*names], n=1, cutoff=0.9))
+
+
+class FirstEvaluation:
+    """Looks at runs that train, until the first one has evaluated: whether it has the metric that is compared.
+
+    ``is_own``: the metric may be a value of the user's own, which comes later, if its name is near to no other.
+    """
+
+    def __init__(self, metric: str | None, *, is_own: bool) -> None:
+        self._metric, self._is_own = metric, is_own
+        self._sizes: dict[Path, int] = {}
+
+    def look(self, folders: Iterable[Path]) -> None:
+        """
+        Raises:
+            ConfigError: a run has evaluated, and has no such metric.
+        """
+        for folder in folders if self._metric is not None else ():
+            file = folder / METRICS_NAME
+            size = file.stat().st_size if file.is_file() else 0
+            if size != self._sizes.get(folder, 0):
+                self._sizes[folder] = size
+                self._look_at(folder)
+
+    def _look_at(self, folder: Path) -> None:
+        from trainwright.inspect.report.run_data import read_metrics
+
+        assert self._metric is not None
+        names = {name for row in parse_rows(read_tail(folder / METRICS_NAME).splitlines()) for name in row}
+        starts = read_starts(folder / RECORD_NAME)
+        if not (any(start.get("evaluated") for start in starts) or any(name.startswith("eval_") for name in names)):
+            return
+        names = {*read_metrics(folder / METRICS_NAME)}
+        if self._metric not in names and (not self._is_own or is_misspelt(self._metric, names)):
+            raise _missing(self._metric, folder, names)
+        self._metric = None
 
 
 def _error(folder: Path, code: int | None) -> str:
@@ -104,7 +150,7 @@ def write_table(results: Sequence[Result], keys: Sequence[str], folder: Path) ->
     for one in results:
         values = [one.run.texts.get(key, "") for key in keys]
         writer.writerow([one.run.name, one.state, *values, one.metric, one.value, one.loss, one.seconds, one.error])
-    atomic_write(folder / TABLE, text.getvalue().encode())
+    atomic_write(folder / SWEEP_TABLE, text.getvalue().encode())
 
 
 def lines_of(results: Sequence[Result], keys: Sequence[str]) -> list[str]:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import xxhash
 
+from trainwright.base.devices import count_cpus
 from trainwright.base.dist import get_world_size, is_main_process
 from trainwright.base.files import atomic_write, irregular
 from trainwright.base.lazy_names import ring
@@ -32,7 +33,6 @@ from trainwright.events.formats import CURVES_NAME, FORMATS, RECORD_NAME, read_s
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.due import Moment
 from trainwright.hooks.signals import STOPS
-from trainwright.hooks.timer import count_cpus
 from trainwright.models.checkpoint_files import class_name
 
 logger = logging.getLogger("trainwright.engine")

@@ -46,8 +46,8 @@ def facts_of_this_process(rank: int) -> Facts:
     import torch
 
     import trainwright
+    from trainwright.base.devices import count_cpus
     from trainwright.base.open_files import allowed_files
-    from trainwright.hooks.timer import count_cpus
 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     resolved = ""  # the address of this host's name, which gloo and torchrun use unless they are given another
