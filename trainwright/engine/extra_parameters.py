@@ -144,15 +144,7 @@ def warn_of_untrained(
     of_loss = _trainable_of(loss)
     _warn_of_unregistered(model, known | own)
     if untrained:
-        names = [*untrained]
-        is_replaced = not trained <= own.union(map(id, of_loss))
-        logger.warning(
-            "The optimizer holds no %s of the model: it does not train %s.%s",
-            f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}",
-            "it" if len(names) == 1 else f"these {len(names)} parameters",
-            " It holds others: build optimizer and trainer after the model has been changed." if is_replaced
-            else " Their gradients are computed, and set to None after each update; requires_grad=False saves them.",
-        )  # fmt: skip
+        _warn_of_left_out([*untrained], holds_others=not trained <= own.union(map(id, of_loss)))
     if of_loss_only := [p for p in of_loss if id(p) not in known and id(p) not in own]:
         logger.warning(
             "The loss %s has %d trainable parameters that the optimizer does not hold: they are not trained. Pass an"
@@ -160,6 +152,17 @@ def warn_of_untrained(
             type(loss).__name__, len(of_loss_only),
         )  # fmt: skip
     return [*untrained.values()]
+
+
+def _warn_of_left_out(names: list[str], *, holds_others: bool) -> None:
+    """Warn of the model's parameters that the optimizer does not hold; it may hold others instead."""
+    logger.warning(
+        "The optimizer holds no %s of the model: it does not train %s.%s",
+        f"{', '.join(names[:3])}{' …' if len(names) > 3 else ''}",
+        "it" if len(names) == 1 else f"these {len(names)} parameters",
+        " It holds others: build optimizer and trainer after the model has been changed." if holds_others
+        else " Their gradients are computed, and set to None after each update; requires_grad=False saves them.",
+    )  # fmt: skip
 
 
 def _warn_of_unregistered(model: nn.Module, known: set[int]) -> None:

@@ -337,10 +337,7 @@ def _near(pattern: str, modules: Mapping[str, nn.Module]) -> str:
 
 def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own: bool) -> Iterator[str]:
     if word == "head_parameters":
-        for own, parameter in module.named_parameters(recurse=False):
-            if not parameter.dim() or len(parameter) % size:
-                shape = tuple(parameter.shape)
-                yield f"{name} ({word}) has {own} {shape}, whose first dimension cannot be divided by {size}."
+        yield from _head_parameter_faults(name, module, size)
     if word in WHOLE:
         return
     if word == EXPERTS:
@@ -371,6 +368,13 @@ def _module_faults(name: str, module: nn.Module, word: str, size: int, *, is_own
                 " v have: a part of them would mix q, k and v of different heads. If its outputs are all q, then all k,"
                 " then all v, give it the style 'colwise_fused'; if they are ordered by head, 'colwise_by_head'."
             )
+
+
+def _head_parameter_faults(name: str, module: nn.Module, size: int) -> Iterator[str]:
+    for own, parameter in module.named_parameters(recurse=False):
+        if not parameter.dim() or len(parameter) % size:
+            shape = tuple(parameter.shape)
+            yield f"{name} (head_parameters) has {own} {shape}, whose first dimension cannot be divided by {size}."
 
 
 def _expert_faults(name: str, module: Any, size: int, setting: str) -> Iterator[str]:
