@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from trainwright._torch_compat.profiler_labels import ignore_labels
+from trainwright._torch_compat.recomputed_operations import ignore_repeated
 from trainwright.base.errors import ConfigError
 from trainwright.base.lazy_names import ring
 from trainwright.parallel.simulated import simulation
@@ -171,7 +171,7 @@ def _options(which: _Which, has_buffers: bool = False) -> dict[str, Any]:
 
 
 def _keep_products() -> _Contexts:
-    ignore_labels()
+    ignore_repeated()
     found = [getattr(torch.ops.aten, name, None) for name in _KEPT]
     found += [getattr(torch.ops._c10d_functional, name, None) for name in _KEPT_EXCHANGES]
     make: Any = create_selective_checkpoint_contexts
