@@ -33,6 +33,17 @@ def test_labels_of_any_integer_type(dtype):
     assert evaluator.evaluate() == {"Acc@1": 50.0}
 
 
+def test_class_probabilities_count_as_their_most_probable_class():
+    labels, scores = torch.tensor([2, 0, 1]), scores_with_best(2, 1, 1)
+    for soft in (1.0, 0.8):
+        evaluator = ClsEvaluator(topk=1)
+        targets = torch.nn.functional.one_hot(labels, 3) * soft + (1 - soft) / 3
+        evaluator.process({"labels": targets}, {"prediction_scores": scores})
+        assert evaluator.evaluate() == {"Acc@1": pytest.approx(200 / 3)}
+    with pytest.raises(EvaluationError, match="class probabilities"):  # whole numbers may be several labels
+        evaluator.process({"labels": torch.eye(3).long()}, {"prediction_scores": scores})
+
+
 def test_more_than_there_are_classes_keeps_its_name_and_is_said_once(caplog):
     evaluator = ClsEvaluator()
     with caplog.at_level(logging.WARNING, "trainwright"):

@@ -339,12 +339,83 @@ def test_metrics_ignore_the_class_that_the_loss_ignores(
     assert "No training metric" not in caplog.text
 
 
-def test_soft_labels_in_training_turn_its_metric_off_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_soft_labels_without_a_declared_loss_turn_the_metric_of_the_training_off_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mine(Trainer):
+        def compute_loss(self, model: nn.Module, inputs: Any) -> Tensor:
+            return F.cross_entropy(model(inputs[0]), inputs[1])
+
     data = [(x, torch.nn.functional.one_hot(label, 3) * 0.9 + 1 / 30) for x, label in PAIRS]
-    trainer = Trainer(pairs_net(), config(tmp_path, num_epochs=1, metrics=["Accuracy"]), data, PAIRS)
+    trainer = Mine(pairs_net(), config(tmp_path, num_epochs=1, metrics=["Accuracy"]), data, PAIRS)
     assert trainer.train().keys() == {"loss", "accuracy"}
     assert "No training metric is computed: metric Accuracy: cannot count" in caplog.text
+    assert "class probabilities? loss='CrossEntropyLoss' declares it" in caplog.text
     assert "accuracy" not in trainer.storage.latest()
+
+
+@pytest.mark.parametrize("soft", [1.0, 0.9])
+@pytest.mark.parametrize(
+    "settings", [{}, {"metrics": ["accuracy"]}, {"task": "text_classification", "metrics": ["accuracy"]}]
+)
+def test_accuracy_of_class_probabilities_is_that_of_their_most_probable_class(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, soft: float, settings: dict[str, Any]
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    targets = F.one_hot(LABELS, 3) * soft + (1 - soft) / 3
+    data = TensorDataset(INPUTS, targets)
+    trainer = Trainer(pairs_net(), config(tmp_path, num_epochs=2, **settings), data, data)
+    results = trainer.train()
+    right = trainer.model.eval()(INPUTS).argmax(dim=1) == LABELS
+    assert results["accuracy"] == pytest.approx(right.double().mean().item())
+    assert "task" in settings or "accuracy" in trainer.storage.latest()
+    assert "metric is computed" not in caplog.text
+
+
+def test_a_metric_of_regression_gets_class_probabilities_as_they_are(tmp_path: Path) -> None:
+    targets = F.one_hot(LABELS, 3).float()
+    data = TensorDataset(INPUTS, targets)
+    trainer = Trainer(pairs_net(), config(tmp_path, num_epochs=1, metrics=["MeanSquaredError"]), data, data)
+    value = trainer.train()["mean_squared_error"]
+    assert value == pytest.approx(F.mse_loss(trainer.model.eval()(INPUTS), targets).item())
+
+
+def test_a_resume_within_an_epoch_counts_the_class_probabilities_before_it(tmp_path: Path) -> None:
+    data = TensorDataset(INPUTS, F.one_hot(LABELS, 3) * 0.9 + 1 / 30)
+
+    def train(name: str, **settings: Any) -> Trainer:
+        trainer = Trainer(pairs_net(), config(tmp_path / name, num_epochs=2, **settings), data, data)
+        trainer.train()
+        return trainer
+
+    plain = train("plain")
+    train("cut", max_steps=10)
+    resumed = train("cut", resume_from_checkpoint=True)
+    assert resumed.storage.latest()["accuracy"] == plain.storage.latest()["accuracy"]
+    assert resumed.last_eval_results == plain.last_eval_results
+
+
+@pytest.mark.parametrize(("loss", "shown"), [("MSELoss", False), ("CrossEntropyLoss", True)])
+def test_the_start_shows_no_accuracy_for_a_loss_of_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, loss: str, shown: bool
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    data = TensorDataset(INPUTS, F.one_hot(LABELS, 3).float())
+    Trainer(pairs_net(), config(tmp_path, num_epochs=1, loss=loss), data, data).train()
+    assert ("  Metrics     accuracy" in caplog.text) is shown
+
+
+def test_soft_labels_of_no_declared_loss_are_one_line_for_training_and_evaluation(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Mine(Trainer):
+        def compute_loss(self, model: nn.Module, inputs: Any) -> Tensor:
+            return F.cross_entropy(model(inputs[0]), inputs[1])
+
+    caplog.set_level("INFO", "trainwright")
+    data = TensorDataset(INPUTS, F.one_hot(LABELS, 3) * 0.9 + 1 / 30)
+    Mine(pairs_net(), config(tmp_path, num_epochs=1), data, data).train()
+    assert caplog.text.count("No metric is computed") == 1
 
 
 def test_update_metrics_gives_the_means_of_the_epoch_to_a_step_of_ones_own(tmp_path: Path) -> None:

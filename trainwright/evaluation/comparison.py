@@ -61,6 +61,7 @@ class Comparison:
         ignored: the classes that the loss ignores, which metrics ignore as well.
         are_logits: whether scores are logits or probabilities; None: unknown.
         is_classes_last: whether scores of several positions are (B, L, C), not (B, C, L); None: their shape shows it.
+        takes_probabilities: whether targets of the shape of the scores are class probabilities, in dimension 1.
     """
 
     is_shifted: bool = False
@@ -69,6 +70,7 @@ class Comparison:
     ignored: tuple[int, ...] = ()
     are_logits: bool | None = None
     is_classes_last: bool | None = None
+    takes_probabilities: bool = False
 
     def for_handler(self, handler: Any) -> "Comparison":
         """The parts that apply to a metrics handler: a metric that the user requests is always computed."""
@@ -80,10 +82,13 @@ class Comparison:
         )
 
     def declare_to(self, handler: Any) -> None:
-        """Tell a metrics handler what the scores are."""
+        """Tell a metrics handler what the scores and the targets are."""
         declare = getattr(handler, "declare_scores", None)
         if declare is not None:
             declare(are_logits=self.are_logits, is_classes_last=self.is_classes_last)
+        declare_targets = getattr(handler, "declare_targets", None)
+        if declare_targets is not None:
+            declare_targets(are_probabilities=self.takes_probabilities)
 
     def aligned(self, scores: Any, labels: Any) -> tuple[Any, Any]:
         """Scores and the labels that they predict: (B, L, C) and (B, L) of the next token if ``is_shifted``.
@@ -206,6 +211,7 @@ def find_comparison(
         ignored=() if targets is None else tuple(one for one in targets.ignored if one != IGNORED),
         are_logits=_are_logits(model, outputs, criterion),
         is_classes_last=_is_classes_last(model, criterion),
+        takes_probabilities=_takes_probabilities(criterion),
     )
 
 
@@ -223,7 +229,7 @@ def are_labels_tokens(model: nn.Module, outputs: Any, inputs: Any) -> bool:
 
 def _are_logits(model: nn.Module, outputs: Any, criterion: Any) -> bool | None:
     """By the criterion of torch, or else by the model: its ``loss_type``, or an output ``logits``. None: unknown."""
-    loss = loss_inside(criterion.func if isinstance(criterion, functools.partial) else criterion)
+    loss = _loss_of(criterion)
     if isinstance(loss, (*_OF_PROBABILITIES, *_OF_NUMBERS)) or _FUNCTIONS.get(loss) is False:
         return False
     named = named_outputs(outputs) or {}
@@ -231,10 +237,20 @@ def _are_logits(model: nn.Module, outputs: Any, criterion: Any) -> bool | None:
     return True if isinstance(loss, _OF_LOGITS) or loss in _FUNCTIONS or is_declared or "logits" in named else None
 
 
+def _loss_of(criterion: Any) -> Any:
+    return loss_inside(criterion.func if isinstance(criterion, functools.partial) else criterion)
+
+
+def _takes_probabilities(criterion: Any) -> bool:
+    """The cross-entropy of torch takes targets of the shape of the scores as class probabilities."""
+    loss = _loss_of(criterion)
+    return isinstance(loss, nn.CrossEntropyLoss) or loss is F.cross_entropy
+
+
 def _is_classes_last(model: nn.Module, criterion: Any) -> bool | None:
     """The losses of torch take classes in dimension 1, those of tokens by ``loss_type`` in the last one."""
     if criterion is not None:
-        loss = loss_inside(criterion.func if isinstance(criterion, functools.partial) else criterion)
+        loss = _loss_of(criterion)
         return False if isinstance(loss, _OF_LOGITS) or loss in _FUNCTIONS else None
     return True if str(loss_type_of(model)).endswith(_OF_TOKENS) else None
 
@@ -243,13 +259,18 @@ def _refusal(scores: Any, inputs: Any, *, criterion: Any) -> str | None:
     if not isinstance(scores, Tensor):
         return "the model's output has no class scores"
     if criterion is not None:
-        loss = loss_inside(criterion)
-        is_torchs = type(loss).__module__ == "torch.nn.modules.loss"
-        is_of_others = is_torchs and not isinstance(loss, (*_OF_LOGITS, *_OF_PROBABILITIES))
-        return f"{type(loss).__name__} is not a classification loss" if is_of_others else None
+        return refusal_by_loss(criterion)
     if _is_reconstruction(scores, inputs):
         return "the model's output has the shape of its input"
     return None
+
+
+def refusal_by_loss(criterion: Any) -> str | None:
+    """Why accuracy is meaningless with this loss; None if it is meaningful, or the loss does not show it."""
+    loss = loss_inside(criterion)
+    is_torchs = type(loss).__module__ == "torch.nn.modules.loss"
+    is_of_others = is_torchs and not isinstance(loss, (*_OF_LOGITS, *_OF_PROBABILITIES))
+    return f"{type(loss).__name__} is not a classification loss" if is_of_others else None
 
 
 def _is_reconstruction(scores: Tensor, inputs: Any) -> bool:

@@ -18,6 +18,7 @@ from trainwright.base.errors import ConfigError
 from trainwright.data.sample_count import SampleCounter
 from trainwright.evaluation.evaluator import DatasetEvaluator, EvaluationError, required
 from trainwright.evaluation.metrics.metric import load_package
+from trainwright.evaluation.metrics.task_inference import most_probable_classes
 from trainwright.evaluation.rank_exchange import in_data_order
 from trainwright.models.outputs import scalars_of
 
@@ -27,9 +28,10 @@ logger = logging.getLogger("trainwright.evaluation")
 class ClsEvaluator(DatasetEvaluator):
     """``{"Acc@1": percent, "Acc@5": percent}``: how often the label is among the k best scored classes.
 
-    Reads ``outputs["prediction_scores"]`` (B, C) and ``inputs["labels"]`` (B) of any integer type. Samples are counted,
-    so batches of unequal size do not bias the figure; labels of ``ignore_index`` are left out. Where there are fewer
-    than k classes all of them are taken.
+    Reads ``outputs["prediction_scores"]`` (B, C) and ``inputs["labels"]``: (B) of any integer type, or class
+    probabilities (B, C), such as one-hot floats, of which the most probable class counts. Samples are counted, so
+    batches of unequal size do not bias the value; labels of ``ignore_index`` are left out. Where there are fewer than k
+    classes all of them are taken.
     """
 
     def __init__(self, topk: int | Sequence[int] = (1, 5), *, ignore_index: int = IGNORED) -> None:
@@ -53,6 +55,7 @@ class ClsEvaluator(DatasetEvaluator):
     def process(self, inputs: Any, outputs: Any) -> None:
         scores_BC: Tensor = required(outputs, "prediction_scores", evaluator=self, where="what the model returns")
         labels_B: Tensor = required(inputs, "labels", evaluator=self, where="the batch")
+        labels_B = most_probable_classes(scores_BC, labels_B)
         _check(scores_BC, labels_B)
         num_classes = scores_BC.shape[1]
         if not self._capped and max(self.topk) > num_classes:
@@ -109,7 +112,7 @@ def _check(scores_BC: Tensor, labels_B: Tensor) -> None:
     if scores_BC.ndim != 2 or labels_B.ndim != 1 or len(scores_BC) != len(labels_B):
         raise EvaluationError(
             f"ClsEvaluator: prediction_scores has shape {tuple(scores_BC.shape)} and labels {tuple(labels_B.shape)}; "
-            "they must be (batch, classes) and (batch,)."
+            "they must be (batch, classes) and (batch,), or both (batch, classes) if labels are class probabilities."
         )
     if labels_B.is_floating_point() or labels_B.is_complex():
         raise EvaluationError(

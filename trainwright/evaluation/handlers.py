@@ -83,6 +83,7 @@ class MetricsHandler:
     """
 
     is_default = False  # metrics that the user did not ask for
+    are_targets_probabilities = False  # as declared by the loss, see declare_targets
     shifts_labels = False  # whether a causal language model's scores come with the labels of the next tokens
     valid_metrics: Sequence[str] = ()  # none: any that `build_metric` knows
     default_metrics: Sequence[str] = ()
@@ -159,6 +160,13 @@ class MetricsHandler:
             if isinstance(metric, TMMetrics | TorchMetric):
                 metric.declare_scores(are_logits=are_logits, is_classes_last=is_classes_last)
 
+    def declare_targets(self, *, are_probabilities: bool) -> None:
+        """Tell metrics whether targets of the shape of the scores are class probabilities."""
+        self.are_targets_probabilities = are_probabilities
+        for metric in self.metrics.values():
+            if isinstance(metric, TMMetrics | TorchMetric):
+                metric.declare_targets(are_probabilities=are_probabilities)
+
     def _scores(self, predictions: list[Any], labels: list[Any]) -> dict[str, float]:
         results: dict[str, float] = {}
         for metric in self.metrics.values():
@@ -225,7 +233,7 @@ class TorchMetricsHandler(MetricsHandler):
         all_ranks: bool = True,
     ) -> None:
         self.is_default, self.all_ranks, self.is_off = is_default, all_ranks, False
-        self._has_logged = False  # the reason for being disabled
+        self._logged: list[str] = []  # the reason for being disabled, once for this handler and its copies
         self._entries: dict[str, Any] = {}
         super().__init__(metrics, trainer)  # type: ignore[arg-type]  # a TMMetrics is an entry of this handler only
 
@@ -350,11 +358,10 @@ class TorchMetricsHandler(MetricsHandler):
             raise error
         self.reset()
         self.is_off = True
-        if not self._has_logged:
-            self._has_logged = True
-            logger.info(
-                "No metric is computed: %s Name a metric that fits, for example metrics=['MeanSquaredError'].", error
-            )
+        if not self._logged:
+            self._logged.append(str(error))
+            advice = " Name a metric that fits, for example metrics=['MeanSquaredError']."
+            logger.info("No metric is computed: %s%s", error, "" if "MeanSquaredError" in str(error) else advice)
 
 
 def _chosen(found: dict[str, float], settings: dict[str, Any]) -> dict[str, float]:

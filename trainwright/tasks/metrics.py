@@ -16,7 +16,7 @@ from trainwright.base.errors import ConfigError, did_you_mean
 from trainwright.data.wrapped import with_inner
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.handlers import MetricsHandler, paired_rows
-from trainwright.evaluation.metrics.task_inference import shape_and_type
+from trainwright.evaluation.metrics.task_inference import most_probable_classes, shape_and_type
 from trainwright.tasks.labels import span_scheme
 
 logger = logging.getLogger("trainwright.tasks")
@@ -104,12 +104,17 @@ class TextGenerationMetricsHandler(TextsMetricsHandler):
 
 
 class TextClassificationMetricsHandler(MetricsHandler):
-    """Scores (B, C) or class ids (B), and labels (B). Samples whose label is -100 do not count."""
+    """Scores (B, C) or class ids (B), and labels (B). Samples whose label is -100 do not count.
+
+    With a loss that takes class probabilities, labels may be these (B, C): the most probable class counts.
+    """
 
     valid_metrics = ("accuracy", "recall", "precision", "f1")
     default_metrics = ("accuracy",)
 
     def process(self, predictions: Any, labels: Any, **batch: Any) -> tuple[list[Any], list[Any]]:
+        if self.are_targets_probabilities and isinstance(predictions, Tensor) and isinstance(labels, Tensor):
+            labels = most_probable_classes(predictions, labels)
         pairs = [(_class(row), np.asarray(label)) for row, label in paired_rows(predictions, labels, self)]
         if any(found is None or label.size != 1 for found, label in pairs):
             raise EvaluationError(

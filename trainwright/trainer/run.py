@@ -28,13 +28,14 @@ from trainwright.engine import loaders
 from trainwright.engine.best_metric import BestMetric
 from trainwright.engine.folder.run_folder import TrainerFolder
 from trainwright.engine.late_changes import late_changes
-from trainwright.engine.loss_fn import forward
+from trainwright.engine.loss_fn import forward, used_loss
 from trainwright.engine.own_step import OwnStep
 from trainwright.engine.resumed_settings import plain
 from trainwright.engine.run import TrainerRun
 from trainwright.engine.state import PlannedEpochs, TrainerState
 from trainwright.engine.step import Step
 from trainwright.engine.step_plan import StepPlan
+from trainwright.evaluation.comparison import refusal_by_loss
 from trainwright.events.formats import CSV_NAME
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers import default_writers
@@ -437,9 +438,19 @@ class PythonRun(TrainerRun):
             "num_eval": sum(tests),
             "num_left_out": loaders.num_left_out(self.batches.loader),
             "epochs": self.state.plan.total_steps / self.state.plan.steps_per_epoch,
-            "metrics": ", ".join(map(str, getattr(trainer.metrics_handler, "metrics", None) or ())),
+            "metrics": ", ".join(map(str, self.computed_metrics())),
             "settings": "" if config.is_by_its_page else config.summary(),
         }
+
+    def computed_metrics(self) -> Iterable[Any]:
+        """The names of the metrics; empty if the loss shows that the default one is meaningless."""
+        handler = self.trainer.metrics_handler
+        if getattr(handler, "is_default", False):
+            own_loss = used_loss(getattr(self.model, "compute_loss", None), None)
+            criterion = self.declared_criterion(own_loss)
+            if criterion is not None and refusal_by_loss(criterion) is not None:
+                return ()
+        return getattr(handler, "metrics", None) or ()
 
     def own_record(self) -> dict[str, Any]:
         trainer, plan = self.trainer, self.state.plan

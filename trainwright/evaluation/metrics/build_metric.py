@@ -337,6 +337,10 @@ class TorchMetric(Metric):
         """As of `TMMetrics`."""
         self._metric.declare_scores(are_logits=are_logits, is_classes_last=is_classes_last)
 
+    def declare_targets(self, *, are_probabilities: bool) -> None:
+        """As of `TMMetrics`."""
+        self._metric.declare_targets(are_probabilities=are_probabilities)
+
     def values(self, predictions: Any, targets: Any) -> Mapping[str, float]:
         self._metric.reset()
         self._metric.update(_as_tensor(predictions), _as_tensor(targets))

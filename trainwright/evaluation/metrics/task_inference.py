@@ -29,6 +29,12 @@ def aligned(predictions: Tensor, targets: Tensor) -> Pair:
     return predictions, targets
 
 
+def most_probable_classes(predictions: Tensor, targets: Tensor) -> Tensor:
+    """Class indices of class probabilities (B, C, …), which have the shape of the scores; other targets unchanged."""
+    is_of_classes = predictions.shape == targets.shape and predictions.dim() > 1 and predictions.is_floating_point()
+    return targets.argmax(dim=1) if is_of_classes and targets.is_floating_point() else targets
+
+
 def infer_task(predictions: Tensor, targets: Tensor) -> tuple[str, int | None]:
     """``("binary", None)``, ``("multiclass", C)`` or ``("multilabel", L)``, of aligned predictions and targets.
 
@@ -68,9 +74,11 @@ def for_classification(predictions: Tensor, targets: Tensor, *, channels_last: b
         predictions = predictions.movedim(-1, 1)
     predictions = full_precision(predictions)
     if targets.is_floating_point() and not torch.equal(targets, targets.round()):
+        fix = "ame a metric of regression, such as MeanSquaredError."
+        is_of_classes = targets.shape == predictions.shape and targets.dim() > 1
+        hint = "Are they class probabilities? loss='CrossEntropyLoss' declares it. Else n" if is_of_classes else "N"
         raise EvaluationError(
-            f"targets {shape_and_type(targets)} have fractions; a classification's are whole numbers. "
-            "Name a metric of regression, such as MeanSquaredError."
+            f"targets {shape_and_type(targets)} have fractions; a classification's are whole numbers. {hint}{fix}"
         )
     return predictions if predictions.is_floating_point() else predictions.long(), targets.long()
 

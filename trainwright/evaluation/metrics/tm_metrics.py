@@ -23,6 +23,7 @@ from trainwright.evaluation.metrics.task_inference import (
     for_regression,
     infer_task,
     is_channels_last,
+    most_probable_classes,
     shape_and_type,
 )
 from trainwright.evaluation.metrics.torchmetrics_factory import (
@@ -70,6 +71,7 @@ class TMMetrics:
         self.buffered, self.from_logits = buffered, from_logits
         self._are_logits = from_logits
         self._is_classes_last: bool | None = None
+        self._are_targets_probabilities = False
         self._factory = MetricFactory(name, arguments)
         self.key, self.objective = key_of(name), objective_of_class(self._factory.core_class)
         self.ignores_label = self._factory.ignores_label
@@ -109,6 +111,7 @@ class TMMetrics:
         """A new metric with the same arguments that has seen nothing."""
         found = type(self)(self.name, buffered=self.buffered, from_logits=self.from_logits, **self.arguments)
         found.declare_scores(are_logits=self._are_logits, is_classes_last=self._is_classes_last)
+        found.declare_targets(are_probabilities=self._are_targets_probabilities)
         return found
 
     def declare_scores(self, *, are_logits: bool | None, is_classes_last: bool | None = None) -> None:
@@ -118,6 +121,14 @@ class TMMetrics:
         """
         self._are_logits = are_logits if self.from_logits is None else self.from_logits
         self._is_classes_last = is_classes_last
+
+    def declare_targets(self, *, are_probabilities: bool) -> None:
+        """Whether targets of the shape of the scores are class probabilities, of which the most probable class counts.
+
+        Without it they are those of several labels. Metrics of regression, and those with a task of labels, take
+        targets as they are.
+        """
+        self._are_targets_probabilities = are_probabilities
 
     def to(self, device: torch.device | str) -> Self:
         self._device = torch.device(device)
@@ -194,6 +205,7 @@ class TMMetrics:
             "name": self.name,
             "inferred": self._inferred,
             "channels_last": self._channels_last,
+            "are_targets_probabilities": self._are_targets_probabilities,
             "has_seen": self._has_seen,
             "buffer": {"pairs": [list(pair) for pair in self._buffer]},
             "undecided": {"pairs": [list(pair) for pair in self._undecided]},
@@ -209,6 +221,8 @@ class TMMetrics:
             raise ConfigError(f"metric {self.name}: the saved state is of {state['name']}. Name the same metric.")
         self._clear()
         self._channels_last = state["channels_last"]
+        # The saved batches may be counted before the next one declares it. Older checkpoints do not have it.
+        self._are_targets_probabilities = state.get("are_targets_probabilities", False)
         self._buffer = [(predictions, targets) for predictions, targets in state["buffer"]["pairs"]]
         self._num_elements = sum(value.numel() for pair in self._buffer for value in pair)
         self._undecided = [(predictions, targets) for predictions, targets in state["undecided"]["pairs"]]
@@ -281,6 +295,9 @@ class TMMetrics:
         if domain in _BUFFERED:
             predictions, targets = aligned(predictions, targets)
         if domain == "classification":
+            task = self._factory.core_arguments.get("task") or self._factory.task
+            if self._are_targets_probabilities and task in (None, "multiclass"):
+                targets = most_probable_classes(predictions, targets)
             if self._channels_last is None:
                 found = is_channels_last(predictions, targets)
                 self._channels_last = self._is_classes_last if found is None else found
