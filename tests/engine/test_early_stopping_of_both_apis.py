@@ -131,6 +131,33 @@ def test_a_start_that_stays_stopped_leaves_the_rows_of_the_run(tmp_path: Path, a
     assert len(found[1]) >= EPOCHS
 
 
+def rows_of_evaluations(folder: Path, api: str, *, resume: bool = False) -> list[int]:
+    trainer = made(api, folder / api, None if resume else {"patience": 2}, resume=resume)
+    trainer.train()
+    name = "eval_loss" if api == "Python" else "loss"
+    return [row["iteration"] for row in trainer.history if name in row or f"eval_{name}" in row]
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_the_evaluation_that_stops_a_run_has_one_row_and_one_line(
+    tmp_path: Path, api: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "trainwright")
+    rows = rows_of_evaluations(tmp_path, api)
+    assert rows == list(range(7, rows[-1] + 1, 8))
+    assert len(rows) < EPOCHS
+    lines = [line for line in caplog.messages if line.startswith("Evaluation  iteration")]
+    assert len(lines) in (0, len(rows))  # none where the lines of epochs show the results
+    longer = rows_of_evaluations(tmp_path, api, resume=True)
+    assert longer == [*range(7, EPOCHS * 8 - 1, 8), EPOCHS * 8]
+
+
+def test_the_evaluation_that_stops_two_processes_has_one_row(tmp_path: Path) -> None:
+    for api in APIS:
+        for rows in on_ranks(rows_of_evaluations, tmp_path, api):
+            assert rows == list(range(3, rows[-1] + 1, 4))
+
+
 @pytest.mark.parametrize("api", APIS)
 def test_a_resume_in_the_middle_counts_as_the_uninterrupted_run(tmp_path: Path, api: str) -> None:
     whole = trained(tmp_path / "whole", api, {"patience": 3})

@@ -117,7 +117,7 @@ def test_a_stop_at_an_evaluation_does_not_evaluate_twice() -> None:
     trainer = SmallTrainer([Wishing("should_training_stop", 3)])
     trainer.train(0, 30)
     assert (trainer.iter, trainer.num_evaluations) == (3, 1)
-    assert trainer.storage.history("accuracy").values() == [(0.1, 2), (0.1, 3)]  # the final row is there all the same
+    assert trainer.storage.history("accuracy").values() == [(0.1, 2)]  # one row: the final evaluation is this one
     trainer.bridge.evaluating(trainer.evaluate)()
     assert trainer.num_evaluations == 2  # asked for after the training, it is run
 

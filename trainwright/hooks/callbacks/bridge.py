@@ -154,7 +154,7 @@ class RunCallbacks(HookBase):
     def evaluating(self, evaluate: Callable[[], _Results]) -> Callable[[], _Results]:
         """``evaluate`` with callbacks around it: the function for an :class:`~trainwright.hooks.EvalHook`.
 
-        If an evaluation has just stopped the training, its results are used for the final evaluation.
+        If an evaluation has just stopped the training, the final one returns None: the results are stored already.
         """
         return partial(self._evaluate, evaluate)
 
@@ -364,7 +364,7 @@ class RunCallbacks(HookBase):
         done = self.trainer.iterations_done
         is_evaluated = self._evaluated_at == done and not any(hook.changes_final_weights for hook in self.trainer.hooks)
         if is_evaluated and self._is_train_begun and self.trainer.stop_reason is not None:
-            return self._results
+            return None  # they are stored, and in a row
         self._end_batches()
         num_batches = self.logs.get("eval_global_step", 0)
         try:
