@@ -56,8 +56,8 @@ INTERNAL = {
     "ProgressAwareHandler": "emit format",
     "Checkpointer": "attachments check_folder check_newest in_folder",
     "DatasetEvaluator": "batch_samples known_results",
-    "MetricsHandler": "declare_scores is_default known_results shifts_labels",
-    "TMMetrics": "declare_scores flush has_samples ignores_label",
+    "MetricsHandler": "are_targets_probabilities declare_scores declare_targets is_default known_results shifts_labels",
+    "TMMetrics": "declare_scores declare_targets flush has_samples ignores_label",
     "TorchMetricsHandler": "ignores_label train_copy",
     "CyclicSampler": "ask_length begin_epoch epoch_at index_tensors indices_at length_state limit_epochs"
     " load_length_state micro_batches num_samples place_at",

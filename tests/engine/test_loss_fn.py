@@ -333,6 +333,28 @@ def test_a_loss_with_class_weights_in_each_form(form: str, tmp_path: Path) -> No
         assert TrainingConfig.load(tmp_path / "saved.yaml").loss == written
 
 
+@pytest.mark.parametrize("form", ["object", "name and tensor", "trainer", "saved"])
+def test_class_weights_of_a_model_in_double_precision_keep_their_dtype(form: str, tmp_path: Path) -> None:
+    weighted = nn.CrossEntropyLoss(weight=WEIGHTS.double() / 3)
+    written = {"name_": "CrossEntropyLoss", "weight": weighted.weight.tolist(), "dtype": "float64"}
+    forms = {"object": weighted, "name and tensor": {"name_": "CrossEntropyLoss", "weight": weighted.weight}}
+    given = config(tmp_path, num_epochs=1, **({"loss": forms[form]} if form in forms else {}))
+    if form == "saved":
+        config(tmp_path, num_epochs=1, loss=weighted).save_to_yaml(tmp_path / "saved.yaml")
+        given = TrainingConfig.load(tmp_path / "saved.yaml")
+    data = TensorDataset(INPUTS.double(), PAIRS.tensors[1])
+    model = nn.Linear(4, 3).double()
+    trainer = Trainer(model, given, data, data, **({"loss": weighted} if form == "trainer" else {}))
+    results = trainer.train()
+    assert trainer.config.loss == written
+    assert results["loss"] == pytest.approx(weighted(model(data.tensors[0]), data.tensors[1]).item(), rel=1e-6)
+
+
+def test_a_dtype_of_a_loss_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"loss.*dtype='float6'.*float64"):
+        config(tmp_path, loss={"name_": "CrossEntropyLoss", "weight": [1.0], "dtype": "float6"})
+
+
 def test_a_compute_loss_of_another_use_leaves_the_weights_of_the_criterion(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

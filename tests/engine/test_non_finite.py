@@ -211,8 +211,20 @@ def test_skip_leaves_out_that_update_tells_it_and_saves(
     assert all("Skipped" in line for line in warnings_of(caplog))
     assert len(checkpoints(tmp_path)) == 5
     rows = {row["iteration"]: row for row in read_rows(tmp_path)}
-    assert (rows[4]["skipped_update"], rows[19]["skipped_update"]) == (0.0, 1.0)
+    assert (rows[4]["skipped_update"], rows[19]["skipped_update"]) == (0.2, 0.15)  # of the last 20
     assert trainer.lr_scheduler.last_epoch == 20
+
+
+@APIS
+def test_rows_and_the_summary_show_the_part_of_the_updates_that_were_skipped(
+    tmp_path: Path, api: Run, caplog: pytest.LogCaptureFixture, read_rows: Any
+) -> None:
+    caplog.set_level(logging.INFO)
+    trainer = api(tmp_path, Model((7,)), non_finite="skip")
+    trainer.train()
+    assert [row["skipped_update"] for row in read_rows(tmp_path)] == [0.0, 0.1, pytest.approx(1 / 15), 0.05]
+    assert "skipped_update 0.05" in next(text for text in caplog.messages if text.startswith("Finished after"))
+    assert [value for value, _ in trainer.storage.history("skipped_update").values()].count(1.0) == 1
 
 
 @APIS

@@ -111,6 +111,8 @@ logger = logging.getLogger("trainwright.config")
 
 
 _MORE_ARGUMENTS = {"Muon": ("adamw",)}  # of the optimizers that a Trainer completes
+LOSS_DTYPE = "dtype"  # the key of a loss for that of its tensors, which a file has as lists
+_LOSS_DTYPES = ("float16", "bfloat16", "float32", "float64")
 _SET_BY_TRAINER = {"optimizer": ("params",), "loss": (), "lr_scheduler": ("optimizer", "last_epoch")}
 
 
@@ -142,13 +144,15 @@ def arguments_fault(kind: str, found: type[Any], arguments: Mapping[str, Any]) -
     """The text of an error in the arguments of a class, or None. Schedules need all required arguments."""
     parameters = inspect.signature(found).parameters
     allowed = [name for name in parameters if name not in _SET_BY_TRAINER[kind]]
-    more = _MORE_ARGUMENTS.get(found.__name__, ()) if kind == "optimizer" else ()
+    more = _MORE_ARGUMENTS.get(found.__name__, ()) if kind == "optimizer" else (LOSS_DTYPE,) if kind == "loss" else ()
     for name in arguments:
         if name not in allowed and name not in more:
             return f"{found.__name__} has no argument {name!r}. {did_you_mean(str(name), [*allowed, *more])}"
     missing = [n for n in allowed if parameters[n].default is inspect.Parameter.empty and n not in arguments]
     if kind == "lr_scheduler" and missing:
         return f"{found.__name__} needs {', '.join(missing)}."
+    if kind == "loss" and (dtype := arguments.get(LOSS_DTYPE, "float32")) not in _LOSS_DTYPES:
+        return f"got {LOSS_DTYPE}={dtype!r}. {did_you_mean(str(dtype), _LOSS_DTYPES)}"
     if arguments.get("reduction", "mean") != "mean":
         return f"got reduction={arguments['reduction']!r}; the loss of a batch must be the mean over it."
     return None
@@ -169,12 +173,25 @@ def described_loss(loss: Any) -> dict[str, Any] | None:
         if name in ("size_average", "reduce"):  # names of earlier releases of torch for reduction
             continue
         value = getattr(loss, name, parameter.default)
-        value = value.tolist() if hasattr(value, "tolist") else value
-        if not isinstance(value, bool | int | float | str | list | None):
+        is_tensor = hasattr(value, "tolist")
+        if not (is_tensor or isinstance(value, bool | int | float | str | list | None)):
             return None
-        if value != parameter.default:
+        if is_tensor or value != parameter.default:
             found[name] = value
-    return found
+    return with_lists(found)
+
+
+def with_lists(loss: Mapping[str, Any]) -> dict[str, Any]:
+    """The name and the arguments of a loss with its tensors as lists, and their dtype if it is not float32.
+
+    >>> import torch
+    >>> with_lists({"name_": "CrossEntropyLoss", "weight": torch.ones(2, dtype=torch.float64)})
+    {'name_': 'CrossEntropyLoss', 'weight': [1.0, 1.0], 'dtype': 'float64'}
+    """
+    tensors = {name: value for name, value in loss.items() if hasattr(value, "tolist") and hasattr(value, "dtype")}
+    dtypes = {str(value.dtype).removeprefix("torch.") for value in tensors.values()} & {*_LOSS_DTYPES}
+    named = {LOSS_DTYPE: dtypes.pop()} if len(dtypes) == 1 and dtypes != {"float32"} else {}
+    return {**loss, **{name: value.tolist() for name, value in tensors.items()}, **named}
 
 
 def torch_dtype(name: str) -> "torch.dtype":

@@ -381,7 +381,7 @@ def recorded_step(skip: SkipNonFinite) -> Callable[[Tensor | None], None]:
     def step_and_put(norm: Tensor | None) -> None:
         is_skipped = skip.step(norm)
         if is_skipped is not None and (storage := find_event_storage()) is not None:
-            storage.put_scalar("skipped_update", is_skipped, smoothing_hint=False)
+            storage.put_scalar("skipped_update", is_skipped)
 
     return step_and_put
 

@@ -30,6 +30,7 @@ _MAX_PENDING = 1000  # values kept as tensors before they are converted to numbe
 _MAX_SAVED = 1000  # values per metric in a checkpoint
 
 # Names of the trainer's own metrics.
+_ZERO_OR_ONE = frozenset({"skipped_update"})
 OWN_NAMES = frozenset({"total_loss", "lr", "time", "data_time", "grad_norm", "skipped_update", "iteration"})
 _OWN_LOSSES = frozenset({"loss", "epoch_loss", "eval_loss"})  # also those of evaluations
 _OF_CALLBACKS = frozenset(
@@ -390,7 +391,7 @@ class EventStorage:
             if at == history.latest_iteration():
                 value = mean
             else:
-                value = _smoothed(history.values_of_last_iterations(window_size)) if smooth else history.latest()
+                value = _smoothed(name, history.values_of_last_iterations(window_size)) if smooth else history.latest()
             found[name] = (value, history.latest_iteration())
         return found
 
@@ -541,9 +542,15 @@ class EvaluationStorage(EventStorage):
             self._training._flush()
 
 
-def _smoothed(values: list[float]) -> float:
-    """The median of the finite values; the newest value if it is not finite: a median would hide it."""
-    return median([value for value in values if math.isfinite(value)]) if math.isfinite(values[-1]) else values[-1]
+def _smoothed(name: str, values: list[float]) -> float:
+    """The median of the finite values; the newest value if it is not finite: a median would hide it.
+
+    Of values that are 0 or 1 the mean: the median would hide a rare 1.
+    """
+    if not math.isfinite(values[-1]):
+        return values[-1]
+    finite = [value for value in values if math.isfinite(value)]
+    return sum(finite) / len(finite) if name.rpartition("/")[2] in _ZERO_OR_ONE else median(finite)
 
 
 def _finite_mean(points: list[tuple[float, int]]) -> float:

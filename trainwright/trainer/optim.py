@@ -35,12 +35,13 @@ Autocast = Callable[[], torch.autocast]  # builds the context of one call: conte
 
 def build_criterion(spec: RunSpec, device: torch.device) -> nn.Module | None:
     """``spec.loss`` on the device; None if it is not set."""
-    from trainwright.config.torch_names import split_name
+    from trainwright.config.torch_names import LOSS_DTYPE, split_name, torch_dtype
 
     if spec.loss is None or spec.loss == CUSTOM:
         return None
     _, named = split_name(spec.loss)
-    arguments = {name: torch.tensor(v, dtype=torch.float32) if isinstance(v, list) else v for name, v in named.items()}
+    dtype = torch_dtype(named.pop(LOSS_DTYPE, "float32"))
+    arguments = {name: torch.tensor(v, dtype=dtype) if isinstance(v, list) else v for name, v in named.items()}
     criterion: nn.Module = _built(_class_of("loss", spec.loss), "loss", **arguments).to(device)
     return criterion
 

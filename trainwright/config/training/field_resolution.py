@@ -15,6 +15,7 @@ from trainwright.config.torch_names import (
     GivenName,
     described_loss,
     find_torch_class,
+    with_lists,
 )
 from trainwright.config.training.row import UNSPECIFIED, Alias, Table, fields_by_place
 from trainwright.config.validation import faults_of
@@ -99,6 +100,8 @@ class Draft:
             converted = alias.write(value) if alias else value
             if field == "loss" and callable(converted):
                 converted = _written_loss(converted)
+            elif field == "loss" and isinstance(converted, Mapping):
+                converted = with_lists(converted)
             if converted is not UNSPECIFIED:
                 converted = self.kind.rows[field].canonical(converted)
         except ValueError as error:
