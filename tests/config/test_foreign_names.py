@@ -159,6 +159,15 @@ def test_a_value_of_another_library_is_answered_by_what_to_write(setting: str) -
         ("gradient_accumulation_steps", {100: 4}, "that of key 0, is missing: write {0: 1, 100: 4}."),
         ("accumulate_grad_batches", {100: 4}, "that of key 0, is missing: write {0: 1, 100: 4}."),
         ("train.num_accumulation_steps", {"100": 4}, "that of key 0, is missing: write {0: 1, 100: 4}."),
+        ("learning_rate", [1e-5, 1e-3], "For rates by depth set layer_decay=0.9; for others pass Trainer("),
+        ("lr", slice(1e-5, 1e-3), "For rates by depth set layer_decay=0.9"),
+        ("lr_scheduler_type", lambda step: 1.0, "pass a schedule to the trainer: Trainer(..., optimizer=optimizer, lr"),
+        ("ema.warmup", 0.1, "It is a number of updates, such as 2000."),
+        ("train.ema.warmup", 0.1, "It is a number of updates, such as 2000."),
+        ("checkpoint_mirror", "/tmp/backup", "Write checkpoint_mirror='file:///tmp/backup'."),
+        ("train.checkpointer.mirror", "/tmp/backup", "Write train.checkpointer.mirror='file:///tmp/backup'."),
+        ("train.train_iter", "10k", "Write 10000."), ("train.train_epoch", "5ep", "Write 5."),
+        ("max_steps", "2M", "Write 2000000."), ("num_epochs", "3 epochs", "Write 3."),
         ("num_epochs", -1.0, "Here: a number of epochs that is not reached, and max_time"),
         ("num_epochs", 2.5, "For a part of an epoch set max_steps."),
         ("train.amp", "bf16-mixed", "Write train.amp.enabled=True."),
@@ -242,11 +251,21 @@ def test_an_unknown_flag_names_the_key(flag: str, text: str, capsys: pytest.Capt
     assert f"Did you mean '{text}'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("flag", ["--gpus", "--num-processes=2", "--n_gpu"])
+def test_a_flag_of_processes_names_the_launcher(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        default_argument_parser().parse_args(["--config-file", "c.py", flag])
+    assert "Here: torchrun --nproc-per-node N SCRIPT, or trainwright launch -n N." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("override", "text"),
     [("lr=1e-3", "Did you mean 'optim.lr'"), ("optimizer.lr=3", "Did you mean 'optim.lr'"),
      ("train_iter=5", "Did you mean 'train.train_iter'"), ("something=5", "nothing reads it"),
      ("train.model_checkpoint.every_n_epoch=5", "TrainingConfig(model_checkpoint=...), and no key of train."),
+     ("optim.lr:1e-3", "without spaces: optim.lr=1e-3"),
+     ("optim.lr=loguniform(1e-4,1e-1)", "no function 'loguniform'. Write optim.lr=log(1e-4,1e-1), with --trials N."),
+     ("train.warmup_iter=100", "a run computes it, from train.warmup_ratio"),
      ("train.max_epochs=5", "Did you mean 'train.train_epoch'"),
      ("train.precison=bf16", "Did you mean 'train.amp.enabled'"), ("run/model_9", "--resume takes none")],
 )  # fmt: skip

@@ -107,6 +107,10 @@ class Stream(IterableDataset[Any]):
         (([], 8, {"lengths": []}), "there is no text with a token"),
         ((documents([0, 0]), 8), "there is no text with a token"),
         (([{"x": [1]}], 8), "text 0 has no 'input_ids' or 'token_ids', but the fields ['x']"),
+        (
+            (["hello world"], 8),
+            "but str. Tokenize first: [{'input_ids': tokenizer(text)['input_ids']} for text in texts].",
+        ),
         (([[1, 2]], 8), "text 0 has no 'input_ids' or 'token_ids', but list"),
         ((documents([2]), 8, {"lengths": [2, 2]}), "PackedDataset.lengths: got 2 numbers for 1 texts"),
         (

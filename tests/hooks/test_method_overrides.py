@@ -15,8 +15,9 @@ from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigTypeError
 from trainwright.config import foreign_names
 from trainwright.engine import EagerTrainer, HookBase, TrainerBase
-from trainwright.hooks import Callback
+from trainwright.hooks import Callback, TrainerControl
 from trainwright.hooks.callbacks import CallbackList
+from trainwright.hooks.callbacks.logs import Logs
 from trainwright.models import Model, ModelConfig
 
 # B batch, F features, C classes.
@@ -403,3 +404,54 @@ def test_a_helper_with_the_name_of_another_library_is_no_warning(caplog: pytest.
 
     CallbackList([Mine()])
     assert not caplog.messages
+
+
+def test_what_other_libraries_set_to_end_a_training_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    class Mine(Callback):
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            self.model.stop_training = True
+
+    class Own(Callback):
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            self.stop_training()
+
+        def stop_training(self) -> None: ...
+
+    CallbackList([Own()])
+    assert not caplog.messages
+    CallbackList([Mine()])
+    assert caplog.messages == [
+        "Mine uses stop_training, which has no effect on the training. Here it is"
+        " self.trainercontrol.should_training_stop = True."
+    ]
+    control = TrainerControl()
+    for name in ("should_stop", "stop_training"):
+        with pytest.raises(AttributeError, match=r"no such flag; .* Here it is should_training_stop\.$"):
+            setattr(control, name, True)
+    with pytest.raises(AttributeError, match=r"Did you mean 'should_save'"):
+        control.shoud_save = True  # type: ignore[attr-defined]
+
+
+def test_a_value_of_the_logs_by_the_name_of_others_is_answered() -> None:
+    logs = Logs()
+    logs["eval_loss"] = 1.0
+    with pytest.raises(KeyError, match=r"logs has no 'val_loss'\. Did you mean 'eval_loss'\?"):
+        _ = logs["val_loss"]
+
+
+def test_functions_and_dicts_in_place_of_parts_are_answered(tmp_path: Path) -> None:
+    def with_(**given: Any) -> str:
+        with pytest.raises(ConfigTypeError) as raised:
+            Trainer(Classifier(), quiet(tmp_path), points(), **given)
+        return str(raised.value)
+
+    assert "Pass an object: optimizer=torch.optim.AdamW(model.parameters(), lr=...)" in with_(optimizer=lambda one: one)
+    assert "Pass an object: lr_scheduler=torch.optim.lr_scheduler.LambdaLR(" in with_(lr_scheduler=lambda step: 1.0)
+    assert "Pass the object in it: lr_scheduler=scheduler" in with_(lr_scheduler={"scheduler": 1, "interval": "step"})
+
+
+def test_a_file_of_another_library_is_no_checkpoint(tmp_path: Path) -> None:
+    file = tmp_path / "last.ckpt"
+    torch.save({"state_dict": Classifier().state_dict()}, file)
+    with pytest.raises(FileNotFoundError, match=r"holds no checkpoint; .*of another library: model.load_state_dict"):
+        Trainer(Classifier(), quiet(tmp_path / "run", resume_from_checkpoint=str(file)), points()).train()

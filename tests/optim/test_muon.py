@@ -207,6 +207,8 @@ def test_what_is_refused(tmp_path: Path) -> None:
             Muon(get_default_optimizer_params(Net(), hidden_matrices=True), **wrong)
     with pytest.raises(ConfigError, match="the groups do not say which parameters are matrices of hidden layers"):
         Muon(Net().parameters())
+    with pytest.raises(ConfigError, match=r"Muon has no argument 'betas'.*: 'adamw': \{'betas': \[0.9, 0.95\]\}"):
+        TrainingConfig(output_dir="run", optimizer={"name_": "Muon", "betas": [0.9, 0.95]})
     with pytest.raises(ConfigError, match=r"Muon has no argument 'adamv'\. Did you mean 'adamw'"):
         TrainingConfig(output_dir="run", optimizer={"name_": "Muon", "adamv": {}})
 

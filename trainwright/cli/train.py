@@ -3,6 +3,7 @@
 import argparse
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -210,6 +211,8 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
             )
         if "=" not in text and not text.startswith("~"):
             example = "" if "=" in following or following.startswith("~") else f": {text}={following}"
+            if (parts := re.fullmatch(r"([\w.]+)(:=?)(.+)", text)) is not None:
+                example = f": {parts[1]}={parts[3]}"
             raise ConfigError(
                 f"override {text!r}: has no value. An override is written key=value, without spaces{example}"
             )

@@ -265,6 +265,14 @@ KEYS = {
 # What else a user may look for, by the key that a hint names.
 BESIDE = {"train.hooks": " A subclass of DefaultTrainer may override build_hooks, the list of all hooks."}
 
+# Functions of searches that draw values, as overrides have them.
+DRAWN = {
+    **dict.fromkeys(("loguniform", "log_uniform", "suggest_loguniform", "qloguniform", "log_uniform_values"), "log"),
+    **dict.fromkeys(("suggest_float", "suggest_uniform", "quniform"), "uniform"),
+    **dict.fromkeys(("randint", "suggest_int", "int_uniform"), "int"),
+    **dict.fromkeys(("categorical", "suggest_categorical", "grid_search"), "choice"),
+}
+
 # Attributes of a trainer.
 ATTRIBUTES = {
     **dict.fromkeys(("fit", "run", "train_loop"), "train()"),
@@ -276,7 +284,7 @@ ATTRIBUTES = {
     "args": "config",
     **dict.fromkeys(("current_epoch", "epochs"), "epoch"),
     "global_step": "state.global_step",
-    "should_stop": "trainercontrol.should_training_stop",
+    **dict.fromkeys(("should_stop", "stop_training"), "trainercontrol.should_training_stop"),
     **dict.fromkeys(("callback_metrics", "logged_metrics"), "last_eval_results"),
     **dict.fromkeys(("tokenizer", "processing_class"), "preprocessor"),
     **dict.fromkeys(("best_model_path", "best_model_checkpoint", "best_checkpoint_path"), "best_checkpoint"),
@@ -341,6 +349,9 @@ METHODS = {
     "training_step_end": "training_step",
     "forward": "that of the model; compute_loss(model, inputs) of the trainer computes the loss",
 }
+
+# What callbacks of other libraries set to end a training.
+FLAGS = dict.fromkeys(("stop_training", "_stop_training"), "self.trainercontrol.should_training_stop = True")
 
 # Methods of callbacks, by those that other libraries have at the same moment.
 CALLBACK_METHODS = {

@@ -41,6 +41,8 @@ def key_hint(name: str) -> str:
             rest = parts[number + 1 :] if keys[part] == "optim" else []
             beside = foreign_names.BESIDE.get(keys[part], "")
             return f"Did you mean {'.'.join([keys[part], *rest])!r}?{beside}"
+    if name.startswith("-") and foreign_names.SETTINGS.get(parts[0], "").startswith("torchrun"):
+        return f"Here: {foreign_names.SETTINGS[parts[0]]}, or trainwright launch -n N."
     if hint := own_code_hint(parts[-1]):
         return hint
     is_of_train = any(key.split(".")[:2] == ["train", parts[0]] for key in KEYS)

@@ -113,6 +113,7 @@ logger = logging.getLogger("trainwright.config")
 _MORE_ARGUMENTS = {"Muon": ("adamw",)}  # of the optimizers that a Trainer completes
 LOSS_DTYPE = "dtype"  # the key of a loss for that of its tensors, which a file has as lists
 _LOSS_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_OF_ADAMW = ("betas", "amsgrad")  # arguments that Muon does not have
 _SET_BY_TRAINER = {"optimizer": ("params",), "loss": (), "lr_scheduler": ("optimizer", "last_epoch")}
 
 
@@ -145,7 +146,9 @@ def arguments_fault(kind: str, found: type[Any], arguments: Mapping[str, Any]) -
     parameters = inspect.signature(found).parameters
     allowed = [name for name in parameters if name not in _SET_BY_TRAINER[kind]]
     more = _MORE_ARGUMENTS.get(found.__name__, ()) if kind == "optimizer" else (LOSS_DTYPE,) if kind == "loss" else ()
-    for name in arguments:
+    for name, value in arguments.items():
+        if "adamw" in more and name in _OF_ADAMW and name not in allowed:
+            return f"Muon has no argument {name!r}. Of its part for other parameters: 'adamw': {{{name!r}: {value!r}}}."
         if name not in allowed and name not in more:
             return f"{found.__name__} has no argument {name!r}. {did_you_mean(str(name), [*allowed, *more])}"
     missing = [n for n in allowed if parameters[n].default is inspect.Parameter.empty and n not in arguments]

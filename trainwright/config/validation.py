@@ -151,10 +151,17 @@ def _as_list(hint: Any, value: Any, where: str) -> str:
     return "" if converted(hint, listed) is listed else f"Write {listed!r}."
 
 
+_FACTORS = {"k": 1000, "m": 1_000_000}
+_COUNTED = r"(\d+)\s*([kKmM]|ep|ba|epochs?|batch(?:es)?|steps?|it|iters?|iterations?)"  # 10k, 5ep
+
+
 def _as_number(hint: Any, value: Any, where: str) -> str:
     """Where a number is accepted, and its text was given."""
     if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
         return ""
+    if (counted := re.fullmatch(_COUNTED, value)) is not None:
+        count = int(counted[1]) * _FACTORS.get(counted[2].lower(), 1)
+        return f"Write {count}." if _takes(hint, count) else ""
     try:
         number = float(value) if re.search(r"[.eE]", value) else int(value)
         _adapter(hint).validate_python(number, strict=True)
@@ -222,6 +229,12 @@ def _of_setting(hint: Any, value: Any, where: str) -> str:
         text = f"Write {where}={[{'epoch': 1, 'layers': layers}]!r}, with the epoch after which these are trained."
     elif name == "max_time" and (time := re.fullmatch(r"(\d+)\s*([smhd])[a-z]*", str(value), re.IGNORECASE)):
         text = f"Write {where}={int(time[1]) * _UNITS[time[2].lower()]}, in seconds."
+    elif where == "learning_rate" and isinstance(value, list | tuple | slice | Mapping):
+        text = "For rates by depth set layer_decay=0.9; for others pass Trainer(..., optimizer=...) with groups."
+    elif name == "ema.warmup" and isinstance(value, float):
+        text = "It is a number of updates, such as 2000."
+    elif name.endswith("mirror") and isinstance(value, str) and value[:1] in ("/", ".", "~"):
+        text = f"Write {where}={'file://' + os.path.abspath(os.path.expanduser(value))!r}."
     elif name.endswith("accumulation_steps") and isinstance(value, Mapping) and 0 not in (counts := _by_update(value)):
         counts = {0: 1} | counts
         text = f"The number from the first update on, that of key 0, is missing: write {counts!r}."

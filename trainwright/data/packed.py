@@ -144,7 +144,9 @@ class PackedDataset(Dataset[dict[str, Tensor]]):
         name = next((one for one in _TOKENS if named is not None and one in named), None)
         if named is None or name is None:
             what = type(sample).__name__ if named is None else f"the fields {list(named)}"
-            raise ConfigError(f"PackedDataset: text {text} has no {' or '.join(map(repr, _TOKENS))}, but {what}.")
+            hint = " Tokenize first: [{'input_ids': tokenizer(text)['input_ids']} for text in texts]."
+            hint = hint if isinstance(sample, str) else ""
+            raise ConfigError(f"PackedDataset: text {text} has no {' or '.join(map(repr, _TOKENS))}, but {what}.{hint}")
         return dict(named), name
 
     def _read_lengths(self, given: Sequence[int] | None) -> np.ndarray:

@@ -60,6 +60,9 @@ def check_methods(
     own = [name for name in _methods_of_own(kind) if name in others and not _is_used(kind, name)]
     for name in own:
         logger.warning("%s.%s is never called. Here it is %s.", kind.__name__, name, others[name])
+    for name, here in foreign_names.FLAGS.items():
+        if _is_used(kind, name) and not hasattr(kind, name):
+            logger.warning("%s uses %s, which has no effect on the training. Here it is %s.", kind.__name__, name, here)
     for name, meant in _misspelt(kind, moments):
         if name not in {*own, *known}:
             logger.warning("%s.%s is never called: %s have %s.", kind.__name__, name, what, meant)

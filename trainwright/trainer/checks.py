@@ -156,7 +156,7 @@ def check_parts(model: Any, config: Any, given: Mapping[str, Any]) -> None:
         faults.append(f"Trainer.model: got {_shown(model)}; it must be a torch.nn.Module.{hint}")
     if not isinstance(config, TrainingConfig):
         hint = " Write TrainingConfig(**config)." if isinstance(config, Mapping) else ""
-        faults.append(f"Trainer.config: got {type(config).__name__}; it must be a TrainingConfig.{hint}")
+        faults.append(f"Trainer.config: got {_shown(config)}; it must be a TrainingConfig.{hint}")
     if given["train_dataset"] is None and given["train_dataloader"] is None:
         faults.append(
             "Trainer.train_dataset: got None; pass a data set, or a loader as train_dataloader. To only"
@@ -259,6 +259,13 @@ def check_named_data(given: Mapping[Any, Any], argument: str) -> None:
             raise ConfigTypeError(f"Trainer.{argument}[{name!r}]: {fault}")
 
 
+_OBJECTS = {
+    "optimizer": "torch.optim.AdamW(model.parameters(), lr=...)",
+    "lr_scheduler": "torch.optim.lr_scheduler.LambdaLR(optimizer, function), beside that optimizer",
+}
+_INNER = {"optimizer": "optimizer", "lr_scheduler": "scheduler"}
+
+
 def check_kinds(**given: Any) -> None:
     """Raise one error that lists every argument of the wrong type."""
     kinds = {
@@ -281,6 +288,10 @@ def check_kinds(**given: Any) -> None:
         if value is not None and (not fits or isinstance(value, type)):
             is_name = name == "optimizer" and isinstance(value, str)
             hint = f" A name is a setting: TrainingConfig(optimizer={value!r})." if is_name else ""
+            if callable(value) and name in _OBJECTS:
+                hint = f" Pass an object: {name}={_OBJECTS[name]}."
+            if isinstance(value, Mapping) and (inner := _INNER.get(name, "")) in value:  # as Lightning has it
+                hint = f" Pass the object in it: {name}={inner}, and the rest as settings (lr_scheduling_steps)."
             faults.append(f"Trainer.{name}: got {_shown(value)}; it must be {kind}.{hint}")
     if faults:
         raise ConfigTypeError("\n".join(faults))

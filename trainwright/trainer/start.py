@@ -137,6 +137,9 @@ def elastic_accumulation(spec: RunSpec, output_dir: Path, batch_size: int) -> in
     return steps or now
 
 
+_OF_OTHERS = " For the weights of another library: model.load_state_dict(...), before Trainer(...)."
+
+
 def _resumed_folder(spec: RunSpec, own: Path) -> Path | None:
     """The checkpoint that the settings resume from, or a folder of checkpoints; None: they do not."""
     asked = spec.resume_from_checkpoint
@@ -150,6 +153,7 @@ def _resumed_folder(spec: RunSpec, own: Path) -> Path | None:
     shown = f" In {Path(asked).parent} there are {', '.join(beside[-_SHOWN:])}." if beside else ""
     raise MissingFileError(
         f"TrainingConfig.resume_from_checkpoint: {Path(asked)}: {fault}; give a checkpoint or a run folder.{shown}"
+        f"{_OF_OTHERS if Path(asked).is_file() else ''}"
     )
 
 

@@ -48,6 +48,14 @@ _BUILT = (
     "model", "optim", "dataloader", "tokenization", "train.scheduler", "train.evaluation.evaluator",
     *OWN_CODE,
 )  # fmt: skip
+# Keys that a run writes, whose value in a file is that of an earlier run.
+_COMPUTED = {
+    "train.warmup_iter": "train.warmup_ratio",
+    "train.dist.num_nodes": "the processes that torchrun starts",
+    "train.dist.num_gpus_per_node": "the processes that torchrun starts",
+    "train.dist.actual_pipeline_stage_id": "train.dist.custom_pipeline_stage_id",
+    "train.samples": "train.train_iter or train.train_epoch",
+}
 _OPTIMIZER_NUMBERS = ("lr", "weight_decay", "eps", "momentum")
 # Arguments of another backend's AdamW, which the builder of the optimizer removes.
 _ALSO_ACCEPTED = {"do_bias_correction"}
@@ -160,6 +168,9 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     faults += [fault for fault in section_faults(type_of_sections(), values, _hint) if fault.path not in without_value]
     yield from faults
     yield from _own_code_faults(cfg)
+    for path, setting in _COMPUTED.items():
+        if override_at(cfg, path) is not None:
+            yield Fault(path, f"a run computes it, from {setting}, and writes it into config.yaml. Set {setting}.")
     milestones = value_at(value_at(sections["train"], "scheduler"), "milestones")
     if milestones is not None:
         allowed = milestone_fault(milestones) if isinstance(milestones, ListConfig) else "a list of ratios in [0, 1)"

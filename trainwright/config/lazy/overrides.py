@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from trainwright.base.deprecation import warn_of_setting
 from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
+from trainwright.config import foreign_names
 from trainwright.config.lazy.provenance import TARGET, distrust, mark, raw_children, set_override
 from trainwright.config.yaml_file import check_interpolations
 
@@ -153,6 +154,12 @@ def parse_override(text: str) -> "Override":
         key, _, value = text.partition("=")
         if "[" in key and (dotted := re.sub(r"\[(\d+)\]", r".\1", key)) != key:
             raise ConfigError(f"override {text!r}: an index of a list has a dot. Write {dotted}={value}") from error
+        drawn = re.match(r"(\w+)\((.*)\)$", value.strip())
+        if drawn is not None and (ours := foreign_names.DRAWN.get(drawn[1].lower())):
+            line = f"{key}={ours}({drawn[2]})"
+            raise ConfigError(
+                f"override {text!r}: there is no function {drawn[1]!r}. Write {line}, with --trials N."
+            ) from error
         reason = str(error).partition("\nSee https")[0]
         raise ConfigError(
             f"override {text!r}: cannot be read. It is written key=value, as in 'optim.lr=1e-3'; values with special "

@@ -155,6 +155,9 @@ def _place_of(field: str, value: Any) -> str:
             return f"got an object of {type(value).__name__}; pass it to the trainer: Trainer(..., {field}=...)."
         name = value.__name__
         return f"got the class {name}; give its name, {name!r}, or {{'name_': {name!r}, ...}} with its arguments."
+    elif field == "lr_scheduler_type" and callable(value):
+        line = "lr_scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, function)"
+        return f"{got(value)}; pass a schedule to the trainer: Trainer(..., optimizer=optimizer, {line})."
     return ""
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from trainwright.base.errors import ConfigKeyError, ConfigTypeError
+from trainwright.base.errors import ConfigKeyError, ConfigTypeError, nearest_name
 from trainwright.config import foreign_names
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable
@@ -47,7 +47,9 @@ class TrainerControl:
     def __setattr__(self, name: str, value: Any) -> None:
         if not hasattr(type(self), name):
             flags = ", ".join(flag.name for flag in fields(self))
-            raise AttributeError(f"trainercontrol.{name}: there is no such flag; there are {flags}.")
+            here = foreign_names.ATTRIBUTES.get(name, "").removeprefix("trainercontrol.")
+            near = f" Here it is {here}." if hasattr(type(self), here) else nearest_name(name, flags.split(", "))
+            raise AttributeError(f"trainercontrol.{name}: there is no such flag; there are {flags}.{near}")
         super().__setattr__(name, value)
 
     def reset(self) -> None:

@@ -1,12 +1,13 @@
 """The values that callbacks see: a mapping whose tensors are synchronized only when they are read."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 from torch import Tensor
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
-from trainwright.base.errors import ConfigKeyError
+from trainwright.base.errors import ConfigKeyError, nearest_name
 from trainwright.events.storage import EventStorage
 
 
@@ -125,5 +126,6 @@ class Logs(MutableMapping[str, Any]):
         if name in self._values:
             return self._values[name]
         if name not in self._readers:
-            raise ConfigKeyError(f"logs has no {name!r}. There are: {', '.join(sorted(self)) or 'none yet'}.")
+            near = nearest_name(re.sub(r"^(val|valid|validation|test)_", "eval_", name), self)
+            raise ConfigKeyError(f"logs has no {name!r}.{near} There are: {', '.join(sorted(self)) or 'none yet'}.")
         return self._readers[name]()
