@@ -200,19 +200,41 @@ def test_what_it_cannot_watch_is_reported_by_the_name_of_the_setting(
     assert ("eval_dataset" if api == "Python" else "dataloader.test") in caplog.text
     with pytest.raises(ConfigError, match=rf"{where}.*monitor='val_loss'.*eval_loss"):
         made(api, tmp_path / "b", {"monitor": "val_loss"}).train()
-    caplog.clear()
-    with caplog.at_level(logging.WARNING, "trainwright"), pytest.raises(ConfigKeyError, match="eval_los"):
-        made(api, tmp_path / "c", {"monitor": "eval_los", "mode": "min"}).train()
-    assert f"{where}: got monitor='eval_los'" in caplog.text
-    caplog.clear()
-    trainer = made(api, tmp_path / "e", None)
-    trainer.add_callback(EarlyStoppingCallback(None, "eval_los", mode="min"))
-    with caplog.at_level(logging.WARNING, "trainwright"), pytest.raises(ConfigKeyError, match="eval_los"):
-        trainer.train()
-    assert "EarlyStoppingCallback: got monitor='eval_los'" in caplog.text
-    assert "Did you mean 'eval_loss'?" in caplog.text
     with pytest.raises(ConfigError, match=rf"{where}\.patienc\b.*patience"):
         made(api, tmp_path / "d", {"patienc": 2})
+
+
+class PutsLogs(Callback):
+    def on_eval_end(self, logs: Any) -> None:
+        logs["eval_mine"] = 0.5
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_a_monitor_that_nothing_puts_is_refused_before_the_first_step(
+    tmp_path: Path, api: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    where = "TrainingConfig.early_stopping" if api == "Python" else "train.early_stopping"
+    for name, near in (("eval_los", "Did you mean 'eval_loss'?"), ("epoch_lss", "eval_loss")):
+        trainer = made(api, tmp_path / name, {"monitor": name, "mode": "min"})
+        with pytest.raises(ConfigKeyError, match=rf"{where}: got monitor='{name}'.*") as raised:
+            trainer.train()
+        assert near in str(raised.value)
+        assert trainer.iterations_done == 0
+    trainer = made(api, tmp_path / "e", None)
+    trainer.add_callback(EarlyStoppingCallback(None, "eval_los", mode="min"))
+    with pytest.raises(ConfigKeyError, match=r"EarlyStoppingCallback: got monitor='eval_los'.*'eval_loss'"):
+        trainer.train()
+    assert trainer.iterations_done == 0
+    # A callback of the user's may put it, and a model returns losses of any name.
+    trainer = made(api, tmp_path / "f", {"monitor": "eval_mine", "mode": "max", "patience": 2})
+    trainer.add_callback(PutsLogs())
+    with caplog.at_level(logging.WARNING, "trainwright"):
+        trainer.train()
+    assert 0 < trainer.iterations_done < EPOCHS * 8
+    assert f"{where}: got monitor='eval_mine'" in caplog.text
+    trainer = made(api, tmp_path / "g", {"monitor": "eval_loss_size", "mode": "min"})
+    with pytest.raises(ConfigKeyError, match=r"there is no metric 'eval_loss_size'"):
+        trainer.train()
 
 
 def test_a_default_metric_that_no_evaluator_computes_is_an_error_in_a_config_file(tmp_path: Path) -> None:
@@ -231,11 +253,12 @@ def test_a_monitor_of_one_of_several_data_sets(
 ) -> None:
     config = quiet(tmp_path, batch_size=MICRO, num_epochs=1, early_stopping={"monitor": monitor, "mode": "min"})
     trainer = Trainer(net(), config, data(), {"near": held_out(), "far": held_out()})
-    with caplog.at_level(logging.WARNING, "trainwright"):
+    if is_known:
         trainer.run.use_built_in_callbacks()
-    assert ("got monitor=" in caplog.text) != is_known
-    if not is_known:
-        assert "Did you mean 'eval_loss'?" in caplog.text
+        assert "got monitor=" not in caplog.text
+    else:
+        with pytest.raises(ConfigKeyError, match=r"Did you mean 'eval_loss'\?"):
+            trainer.run.use_built_in_callbacks()
 
 
 @pytest.mark.parametrize("api", APIS)

@@ -106,16 +106,17 @@ class BestMetric:
         key = self._key("eval_")
         return {"total_loss": "epoch_loss", self._first_key(""): "epoch_metric"}.get(key, key)
 
-    def monitor(self, name: str, mode: str) -> tuple[str, str]:
+    def monitor(self, name: str, mode: str, *, is_put_by_user: bool) -> tuple[str, str]:
         """Name in the logs of callbacks and mode of a monitor, whose name may lack its data set.
 
         The mode "auto" is resolved, unless only the name can decide. If the monitor is also ``metric_for_best_model``,
-        the settings of that metric apply. Another mode than the known one is a warning.
+        the settings of that metric apply. Another mode than the known one is a warning. ``is_put_by_user``: as of
+        ``check_monitor``.
         """
         where = self._spec.where("early_stopping")
         if name.startswith("val") and (hint := self._hint_for(name)):
             raise ConfigError(f"{where}: got monitor={name!r}; results of an evaluation are called eval_.... {hint}")
-        self.warn_of_unknown_monitor(name, where)
+        self.check_monitor(name, where, is_put_by_user=is_put_by_user)
         prefix, key = self._split(name, evaluates=name.startswith("eval"))
         if mode != "auto":
             if self._spec.api == "config file" or self._spec.greater_is_better is None:
@@ -127,16 +128,26 @@ class BestMetric:
         is_complete = not self._datasets or name.startswith(("epoch_", "eval_epoch_"))
         return name if is_complete else f"eval_{self._split(name, evaluates=True)[1]}", mode
 
-    def warn_of_unknown_monitor(self, monitor: str, where: str) -> None:
-        """Log a warning if neither the evaluation nor the metrics of the run have a value that early stopping watches.
+    def check_monitor(self, monitor: str, where: str, *, is_put_by_user: bool) -> None:
+        """Check that the evaluation or the metrics of the run have a value that early stopping watches.
 
-        It is no error yet: the model, or a callback, may put the value. ``where`` the monitor was set.
+        ``is_put_by_user``: code of the user's, such as a callback, may put the value, as a model may return a loss of
+        another name: then an unknown name is a warning. ``where`` the monitor was set.
+
+        Raises:
+            ConfigKeyError: nothing of this run puts the value.
         """
-        if hint := self._hint_for(monitor):
-            logger.warning(
-                "%s: got monitor=%r, which neither the evaluation nor the metrics of this run have. %s Unless the model"
-                " or a callback puts it, the run ends with an error after its first epoch.", where, monitor, hint,
-            )  # fmt: skip
+        hint = self._hint_for(monitor)
+        if not hint:
+            return
+        text = (
+            f"{where}: got monitor={monitor!r}, which neither the evaluation nor the metrics of this run have. {hint}"
+        )
+        if not (is_put_by_user or "loss" in monitor):
+            raise ConfigKeyError(text)
+        logger.warning(
+            "%s Unless the model or a callback puts it, the run ends with an error after its first epoch.", text
+        )
 
     # Implementation.
 
@@ -258,7 +269,9 @@ def raise_missing(spec: RunSpec, key: str, results: Mapping[str, Any]) -> None:
     )
 
 
-def early_stopping(spec: RunSpec, control: TrainerControl, best: BestMetric, *, evaluates: bool) -> list[Callback]:
+def early_stopping(
+    spec: RunSpec, control: TrainerControl, best: BestMetric, *, evaluates: bool, is_put_by_user: bool
+) -> list[Callback]:
     """The callback of the setting, if there is one: for the monitor that the user sets, or else the best metric."""
     if spec.early_stopping is None:
         return []
@@ -272,7 +285,8 @@ def early_stopping(spec: RunSpec, control: TrainerControl, best: BestMetric, *, 
             FOR_EVALUATIONS[spec.api],
         )  # fmt: skip
     if "monitor" in given:
-        settings["monitor"], settings["mode"] = best.monitor(settings["monitor"], settings["mode"])
+        monitor, mode = best.monitor(settings["monitor"], settings["mode"], is_put_by_user=is_put_by_user)
+        settings |= {"monitor": monitor, "mode": mode}
     elif evaluates or spec.is_set("metric_for_best_model"):
         settings |= {"monitor": best.name_in_logs(), "mode": given.get("mode", best.mode())}
     else:
@@ -284,8 +298,8 @@ def early_stopping(spec: RunSpec, control: TrainerControl, best: BestMetric, *, 
     return [callback]
 
 
-def check_monitors(callbacks: Iterable[Callback], best: BestMetric) -> None:
-    """Log a warning for each early stopping of the user's own with a monitor that the run does not have."""
+def check_monitors(callbacks: Iterable[Callback], best: BestMetric, *, is_put_by_user: bool) -> None:
+    """Check the monitor of each early stopping that the user has added."""
     for callback in callbacks:
         if isinstance(callback, EarlyStoppingCallback):
-            best.warn_of_unknown_monitor(callback.monitor, "EarlyStoppingCallback")
+            best.check_monitor(callback.monitor, "EarlyStoppingCallback", is_put_by_user=is_put_by_user)

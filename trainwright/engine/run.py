@@ -234,10 +234,11 @@ class Run:
         for callback in self.built_in_callbacks:
             if any(callback is there for there in self.callbacks):
                 self.callbacks.pop_callback(callback)
-        built_in = [*early_stopping(self.spec, self.control, self.best_metric, evaluates=self.evaluates)]
+        best, has_own_code = self.best_metric, self.has_own_trainer or any(map(_is_of_user, self.callbacks))
+        built_in = early_stopping(self.spec, self.control, best, evaluates=self.evaluates, is_put_by_user=has_own_code)
         built_in += self.more_callbacks()
         own = {kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__}
-        check_monitors(self.callbacks, self.best_metric)
+        check_monitors(self.callbacks, best, is_put_by_user=has_own_code)
         added = [c for c in built_in if not own & {kind.__name__ for kind in type(c).__mro__[:-2]}]
         for callback in added:
             self.callbacks.add_callback(callback, singleton=False)
@@ -648,6 +649,10 @@ class TrainerRun(Run):
         """
         is_own = self.overrides.has("train_step", "training_step", "compute_loss")
         return None if own_loss is not None or (is_own and not self.spec.is_set("loss")) else self.criterion
+
+
+def _is_of_user(part: object) -> bool:
+    return not type(part).__module__.startswith("trainwright.")
 
 
 def _check_graph(spec: RunSpec) -> None:
