@@ -17,7 +17,8 @@ from tests.fork_server import python
 from trainwright import DefaultTrainer
 from trainwright.base.errors import ConfigError
 from trainwright.cli.main import main
-from trainwright.cli.sweep.results import FirstEvaluation
+from trainwright.cli.sweep.results import FirstEvaluation, Result, lines_of, write_table
+from trainwright.cli.sweep.source import PlannedRun
 from trainwright.cli.sweep.values import Range, folder_name, name_of, read_values, short_keys
 from trainwright.cli.train import main as main_of_program
 
@@ -390,3 +391,15 @@ def test_names_of_folders_are_readable_and_differ() -> None:
     assert short_keys(["optim.lr", "train.lr", "a.0", "a.1"]) == {
         "optim.lr": "optim.lr", "train.lr": "train.lr", "a.0": "a.0", "a.1": "a.1"
     }  # fmt: skip
+
+
+def test_a_long_error_is_cut_in_a_pipe_and_complete_in_the_file(tmp_path: Path) -> None:
+    run = PlannedRun("lr=1", {"optim.lr": "1"})
+    results = [Result(run, "failed", error="x" * 600 + "\nmore")]
+    head, row = lines_of(results, ["optim.lr"])
+    assert row.endswith("x…")
+    assert len(row) == head.index("error") + 80
+    write_table(results, ["optim.lr"], tmp_path)
+    (file,) = tmp_path.iterdir()
+    with file.open() as table:
+        assert next(csv.DictReader(table))["error"] == "x" * 600 + "\nmore"

@@ -75,3 +75,21 @@ def test_a_fingerprint_ends_and_draws_nothing() -> None:
     assert fingerprint(value) is not None
     assert fingerprint(torch.ones(3, dtype=torch.bfloat16)) != fingerprint(torch.zeros(3, dtype=torch.bfloat16))
     assert fingerprint(torch.tensor(1.0)) != fingerprint(torch.tensor(2.0))
+
+
+def test_what_the_page_of_the_trainer_says_is_read() -> None:
+    """64 places, of each the first 4096 numbers; another number elsewhere is not seen, another shape or dtype is."""
+
+    def changed(place: int, column: int = 0) -> str | None:
+        data = torch.zeros(1500, 5000)
+        data[place, column] = 1.0
+        return fingerprint(TensorDataset(data))
+
+    same = fingerprint(TensorDataset(torch.zeros(1500, 5000)))
+    read = {place * 1499 // 63 for place in range(64)}
+    assert read.issuperset({0, 1499})
+    assert 700 not in read
+    assert changed(700) == changed(0, 4096) == same
+    assert len({same, changed(0), changed(1499), changed(0, 4095), changed(23)}) == 5
+    assert fingerprint(TensorDataset(torch.zeros(1500, 5000).double())) != same
+    assert fingerprint(TensorDataset(torch.zeros(1501, 5000))) != same

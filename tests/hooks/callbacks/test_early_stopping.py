@@ -15,6 +15,7 @@ from trainwright.base.errors import ConfigError, ConfigKeyError
 from trainwright.hooks import (
     EarlyStoppingCallback,
     Logs,
+    TrainerControl,
 )
 
 
@@ -175,3 +176,15 @@ def test_another_monitor_or_training_starts_with_no_best_value(caplog: pytest.Lo
     assert "eval_epoch_metric, now eval_loss" in caplog.text
     before.on_train_begin(Logs())  # a new training
     assert (before.best, before.wait, before.stopped_epoch) == (None, 0, None)
+
+
+def test_the_first_line_has_what_counts_as_better(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainwright")
+    for min_delta, text in ((0.0, "without a higher accuracy;"), (0.01, "accuracy (by more than min_delta=0.01);")):
+        caplog.clear()
+        callback = EarlyStoppingCallback(TrainerControl(), "eval_accuracy", min_delta=min_delta, mode="max")
+        logs = Logs()
+        callback.on_train_begin(logs)
+        logs.update({"eval_accuracy": 0.5, "epoch": 1, "global_step": 3})
+        callback.on_eval_end(logs)
+        assert text.replace("accuracy", "eval_accuracy") in caplog.text

@@ -23,6 +23,7 @@ from trainwright.inspect.report.text import cell, duration, shown, table
 
 REPORT = "report.html"  # in the folder of the sweep
 NOT_STARTED = "not started"
+_ERROR_WIDTH = 80
 _STOPPED = [code for number in SIGNALS for code in (-number, 128 + number)]
 
 
@@ -154,7 +155,11 @@ def write_table(results: Sequence[Result], keys: Sequence[str], folder: Path) ->
 
 
 def lines_of(results: Sequence[Result], keys: Sequence[str]) -> list[str]:
-    """The table; errors are cut to the width of a terminal."""
+    """The table; its lines are cut to the width of a terminal, and in a file or a pipe errors to ``_ERROR_WIDTH``.
+
+    The file of the table has complete errors.
+    """
+    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
     names = short_keys(keys)
     are_in_names = all(one.run.name.startswith(f"{names[keys[0]]}=") for one in results)
     columns: dict[str, list[str]] = {
@@ -167,9 +172,8 @@ def lines_of(results: Sequence[Result], keys: Sequence[str]) -> list[str]:
     columns["loss"] = ["" if one.loss is None else f"{one.loss:.4g}" for one in results]
     columns["duration"] = ["" if one.seconds is None else duration(one.seconds) for one in results]
     if any(one.error for one in results):
-        columns["error"] = [one.error for one in results]
+        columns["error"] = [cell(one.error, _ERROR_WIDTH) if width is None else one.error for one in results]
     lines = table([[*columns], *(list(row) for row in zip(*columns.values(), strict=True))])
-    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
     return lines if width is None else [cell(line, width) for line in lines]
 
 

@@ -212,8 +212,9 @@ class EarlyStoppingCallback(Callback):
         if not self._is_logged:
             self._is_logged = True
             logger.info(
-                "Early stopping is on: it ends the run after %d %s without a %s %s%s; %s.",
+                "Early stopping is on: it ends the run after %d %s without a %s %s%s%s; %s.",
                 max(1, self.patience), self._unit, "higher" if self.mode == "max" else "lower", self.monitor,
+                f" (by more than min_delta={self.min_delta:g})" if self.min_delta else "",
                 f", not counting the first {self.start}" if self.start else "", self.turned_off_by,
             )  # fmt: skip
         return True
