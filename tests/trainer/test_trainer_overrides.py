@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.ranks import on_ranks
 from tests.toys import Samples, assert_equal_weights, pairs, pairs_net, quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
@@ -370,6 +371,18 @@ def test_accuracy_of_class_probabilities_is_that_of_their_most_probable_class(
     assert results["accuracy"] == pytest.approx(right.double().mean().item())
     assert "task" in settings or "accuracy" in trainer.storage.latest()
     assert "metric is computed" not in caplog.text
+
+
+def accuracy_of_probabilities(folder: Path) -> tuple[float, float]:
+    data = TensorDataset(INPUTS, F.one_hot(LABELS, 3) * 0.9 + 1 / 30)
+    trainer = Trainer(pairs_net(), config(folder, num_epochs=1), data, data)
+    right = trainer.train()["accuracy"], (trainer.model.eval()(INPUTS).argmax(dim=1) == LABELS).double().mean().item()
+    return right
+
+
+def test_two_processes_count_class_probabilities_as_one(tmp_path: Path) -> None:
+    for found, right in on_ranks(accuracy_of_probabilities, tmp_path):
+        assert found == pytest.approx(right)
 
 
 def test_a_metric_of_regression_gets_class_probabilities_as_they_are(tmp_path: Path) -> None:
