@@ -134,9 +134,8 @@ def _number(value: Any) -> Any:
         return value
 
 
-def _lines(runs: Sequence[Run], settings: Sequence[str]) -> list[str]:
-    """The table; on a narrow terminal without its last columns. Errors stay, and are cut."""
-    columns: dict[str, Callable[[Run], str]] = {
+def _columns(settings: Sequence[str]) -> dict[str, Callable[[Run], str]]:
+    return {
         "name": lambda run: shown(run.name),
         "state": lambda run: run.state,
         "progress": lambda run: "?" if run.progress is None else f"{100 * min(1.0, run.progress):.0f} %",
@@ -147,20 +146,25 @@ def _lines(runs: Sequence[Run], settings: Sequence[str]) -> list[str]:
         "started": lambda run: local_time(datetime.fromisoformat(run.started))[:16] if run.started else "?",
         "commit": lambda run: "" if run.commit is None else run.commit[:8],
     }
+
+
+def _lines(runs: Sequence[Run], settings: Sequence[str]) -> list[str]:
+    """The table; on a narrow terminal without its last columns. Errors stay, and are cut."""
+    columns = _columns(settings)
     if not any(run.commit for run in runs):
         del columns["commit"]
-    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
-    while True:
+
+    def lines() -> list[str]:
         right = [number for number, name in enumerate(columns) if name in ("progress", "loss", "duration")]
-        lines = table([list(columns), *([text(run) for text in columns.values()] for run in runs)], right=right)
-        if width is None or max(map(len, lines)) <= width or len(columns) <= 4:
-            break
+        return table([list(columns), *([text(run) for text in columns.values()] for run in runs)], right=right)
+
+    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
+    while width is not None and max(map(len, lines())) > width and len(columns) > 4:
         del columns[next(reversed(columns))]
     if not any(run.error for run in runs):
-        return lines
+        return lines()
     columns["error"] = lambda run: shown(run.error or "")
-    lines = table([list(columns), *([text(run) for text in columns.values()] for run in runs)], right=right)
-    return lines if width is None else [cell(line, width) for line in lines]
+    return lines() if width is None else [cell(line, width) for line in lines()]
 
 
 def _text(value: Any) -> str:
