@@ -33,6 +33,12 @@ def test_a_new_project_trains_and_is_evaluated_by_the_commands_of_its_readme(
     assert json.loads((project / "output" / name / "metrics.json").read_text().splitlines()[0])
 
 
+def test_the_docstring_of_the_model_says_which_loss_counts(tmp_path: Path) -> None:
+    assert main(["new", str(tmp_path / "mine"), "--api", "config"]) == 0
+    text = (tmp_path / "mine" / "mine" / "model.py").read_text()
+    assert 'The output "loss" is minimized, other losses are only logged.' in text
+
+
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "link").symlink_to("nowhere")

@@ -37,7 +37,7 @@ class Classifier(nn.Module):
 
 _CONFIG_FORWARD = '''\
     def forward(self, points: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The arguments are the fields of a sample. Each output whose name has "loss" is minimized."""
+        """The arguments are the fields of a sample. The output "loss" is minimized, other losses are only logged."""
         scores = self.layers(points)
         return {"loss": nn.functional.cross_entropy(scores, labels), "prediction_scores": scores}
 '''

@@ -30,7 +30,9 @@ _TIMES, _DEVIATIONS = 3.0, 20.0
 
 _HELP = (
     "Try a smaller learning rate or gradient clipping, and check the data of that iteration; non_finite='skip'"
-    " skips such updates. Checkpoints are checked before they are saved, so the newest one, if there is one, is valid."
+    " skips such updates. A resume keeps the learning rate: start a new run with a smaller one in another output_dir,"
+    " from the weights of a checkpoint (init_weights_from; train.load_weight in a config file)."
+    " Checkpoints are checked before they are saved, so the newest one, if there is one, is valid."
 )
 _COUNT = (
     "If all labels of that update are ignored, let the model return 'num_tokens', how many labels count: a batch of a"

@@ -266,35 +266,48 @@ _OBJECTS = {
 _INNER = {"optimizer": "optimizer", "lr_scheduler": "scheduler"}
 
 
+# What an object of an argument has, and what it is.
+_KINDS = {
+    "data_collator": (("__call__",), "a function of a list of samples"),
+    "loss": (("__call__",), "a module or a function of (outputs, target)"),
+    "optimizer": (("step", "param_groups"), "a torch.optim.Optimizer"),
+    "lr_scheduler": (("step", "get_last_lr"), "a schedule of torch.optim.lr_scheduler"),
+    "metrics_handler": (
+        ("__call__",),
+        "a MetricsHandler, a metric of torchmetrics, a DatasetEvaluator, or a function of (predictions, labels)",
+    ),
+    "model_card": (("to_text",), "a ModelCard"),
+}
+
+
 def check_kinds(**given: Any) -> None:
     """Raise one error that lists every argument of the wrong type."""
-    kinds = {
-        "data_collator": (("__call__",), "a function of a list of samples"),
-        "optimizer": (("step", "param_groups"), "a torch.optim.Optimizer"),
-        "lr_scheduler": (("step", "get_last_lr"), "a schedule of torch.optim.lr_scheduler"),
-        "metrics_handler": (
-            ("__call__",),
-            "a MetricsHandler, a metric of torchmetrics, a DatasetEvaluator, or a function of (predictions, labels)",
-        ),
-        "model_card": (("to_text",), "a ModelCard"),
-    }
-    faults = []
-    for name, value in given.items():
-        attributes, kind = kinds[name]
-        fits = all(hasattr(value, attribute) for attribute in attributes)
-        if name == "metrics_handler":
-            fits = fits or all(hasattr(value, method) for method in ("reset", "update", "compute"))
-            fits = fits or isinstance(value, DatasetEvaluator)
-        if value is not None and (not fits or isinstance(value, type)):
-            is_name = name == "optimizer" and isinstance(value, str)
-            hint = f" A name is a setting: TrainingConfig(optimizer={value!r})." if is_name else ""
-            if callable(value) and name in _OBJECTS:
-                hint = f" Pass an object: {name}={_OBJECTS[name]}."
-            if isinstance(value, Mapping) and (inner := _INNER.get(name, "")) in value:  # as Lightning has it
-                hint = f" Pass the object in it: {name}={inner}, and the rest as settings (lr_scheduling_steps)."
-            faults.append(f"Trainer.{name}: got {_shown(value)}; it must be {kind}.{hint}")
+    faults = [fault for name, value in given.items() if value is not None and (fault := _kind_fault(name, value))]
     if faults:
         raise ConfigTypeError("\n".join(faults))
+
+
+def check_loss(loss: Any) -> None:
+    if fault := _kind_fault("loss", loss):
+        raise ConfigTypeError(fault)
+
+
+def _kind_fault(name: str, value: Any) -> str:
+    """The text of the error if ``value`` is not what the argument takes, else ""."""
+    attributes, kind = _KINDS[name]
+    fits = all(hasattr(value, attribute) for attribute in attributes)
+    if name == "metrics_handler":
+        fits = fits or all(hasattr(value, method) for method in ("reset", "update", "compute"))
+        fits = fits or isinstance(value, DatasetEvaluator)
+    if fits and not isinstance(value, type):
+        return ""
+    is_name = name in ("optimizer", "loss") and isinstance(value, str)
+    hint = f" A name is a setting: TrainingConfig({name}={value!r})." if is_name else ""
+    if callable(value) and name in _OBJECTS:
+        hint = f" Pass an object: {name}={_OBJECTS[name]}."
+    if isinstance(value, Mapping) and (inner := _INNER.get(name, "")) in value:  # as Lightning has it
+        hint = f" Pass the object in it: {name}={inner}, and the rest as settings (lr_scheduling_steps)."
+    return f"Trainer.{name}: got {_shown(value)}; it must be {kind}.{hint}"
 
 
 def _shown(value: Any) -> str:

@@ -599,10 +599,7 @@ class PythonRun(TrainerRun):
 
     def use_loss(self, loss: Callable[..., Any], loss_name: str | None = None) -> None:
         """Use a loss object; the configuration gets its name, and the arguments of a loss of ``torch.nn``."""
-        if not callable(loss) or isinstance(loss, type):
-            raise ConfigTypeError(
-                f"Trainer.loss: got {loss!r}; it must be a module or a function of (outputs, target)."
-            )
+        checks.check_loss(loss)
         written = described_loss(loss) if loss_name is None else None
         self.change_config(loss=written or GivenName(loss_name or CUSTOM))
         self.criterion = loss.to(self.device) if isinstance(loss, nn.Module) else loss

@@ -16,6 +16,10 @@ from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.config import LRSchedulerType, MetricConfig, OptimizerType, PrecisionType, TaskType
 
 
+class OwnLoss(torch.nn.Module):
+    """A loss of the user's."""
+
+
 def test_every_fault_is_in_one_message() -> None:
     with pytest.raises(ConfigError) as caught:
         TrainingConfig(batch_size=0, lr="fast", epoch_num=True, warmup_ratio=2, eval_strategy="often", sede=1, loss="x")
@@ -54,6 +58,11 @@ def test_every_fault_is_in_one_message() -> None:
         ({"loss": "mae"}, r"Write loss='L1Loss'"),
         ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "pass it to the trainer: .*optimizer="),
         ({"optimizer": torch.optim.SGD}, "give its name, 'SGD'"),
+        (
+            {"loss": torch.nn.CrossEntropyLoss},
+            r"got the class CrossEntropyLoss; give its name, 'CrossEntropyLoss', or an object .*CrossEntropyLoss\(...\)",
+        ),
+        ({"loss": OwnLoss}, r"got the class OwnLoss; pass an object of it to the trainer: .*loss=OwnLoss\(...\)"),
         ({"strategy": "fsdp"}, "zero_stage"),
         ({"optimizer": {"name_": "SGD", "lr": "fast"}}, "TrainingConfig.optimizer: got lr='fast'"),
         ({"lr_scheduler": "stp"}, r"TrainingConfig.lr_scheduler: got 'stp'. Did you mean 'step'\?"),

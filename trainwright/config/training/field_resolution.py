@@ -107,7 +107,8 @@ class Draft:
         except ValueError as error:
             self._name_of[field] = name
             is_complete = isinstance(error, ConfigError)  # a complete message of a metric's config
-            self.refuse(field, str(error) if is_complete else f"{got(value)}; it must be {error}.")
+            text = str(error) if is_complete else f"{got(value)}; it must be {error}."
+            self.refuse(field, _place_of(field, value) or text)
             return
         if field in self.given and not self._agree(field, alias, converted):
             earlier = self._name_of[field]
@@ -155,6 +156,11 @@ def _place_of(field: str, value: Any) -> str:
             return f"got an object of {type(value).__name__}; pass it to the trainer: Trainer(..., {field}=...)."
         name = value.__name__
         return f"got the class {name}; give its name, {name!r}, or {{'name_': {name!r}, ...}} with its arguments."
+    elif field == "loss" and isinstance(value, type):
+        name = value.__name__
+        if find_torch_class("loss", name)[0] is value:
+            return f"got the class {name}; give its name, {name!r}, or an object with its arguments, {name}(...)."
+        return f"got the class {name}; pass an object of it to the trainer: Trainer(..., loss={name}(...))."
     elif field == "lr_scheduler_type" and callable(value):
         line = "lr_scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, function)"
         return f"{got(value)}; pass a schedule to the trainer: Trainer(..., optimizer=optimizer, {line})."
