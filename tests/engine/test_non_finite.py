@@ -58,16 +58,25 @@ class Model(Classifier):
 Run = Callable[..., Any]
 
 
-def config_files(folder: Path, model: nn.Module, *, clip: bool = True, accumulation: int = 1, **train: Any) -> Any:
+def config_files(
+    folder: Path, model: nn.Module, *, clip: bool = True, accumulation: int = 1, lr: float = 1e-3, **train: Any
+) -> Any:
     """20 iterations, a row each 5, a checkpoint each 4."""
     sizes = {"train_iter": 20, "train_micro_batch_size": 4, "num_accumulation_steps": accumulation}
     cfg = file_config(folder, lambda: model, data, log_period=5, checkpointer={"period": 4}, **sizes, **train)
-    cfg.optim = LazyCall(torch.optim.AdamW)(lr=1e-3, **({"params": {"clip_grad_max_norm": 1.0}} if clip else {}))
+    cfg.optim = LazyCall(torch.optim.AdamW)(lr=lr, **({"params": {"clip_grad_max_norm": 1.0}} if clip else {}))
     return DefaultTrainer(cfg)
 
 
 def python_api(
-    folder: Path, model: nn.Module, *, clip: bool = True, accumulation: int = 1, resume: bool = False, **settings: Any
+    folder: Path,
+    model: nn.Module,
+    *,
+    clip: bool = True,
+    accumulation: int = 1,
+    resume: bool = False,
+    lr: float = 1e-3,
+    **settings: Any,
 ) -> Any:
     """20 updates in one epoch, a row each 5, a checkpoint each 4."""
     groups = get_default_optimizer_params(model, clip_grad_max_norm=1.0, clip_grad_norm_type=2.0) if clip else None
@@ -76,7 +85,7 @@ def python_api(
         folder, num_epochs=accumulation, batch_size=4, gradient_accumulation_steps=accumulation,
         lr_scheduler_type="constant", resume_from_checkpoint=resume, **periods, **settings,
     )  # fmt: skip
-    optimizer = torch.optim.AdamW(groups or model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(groups or model.parameters(), lr=lr)
     return Trainer(model, config, train_dataset=data(), optimizer=optimizer)
 
 
@@ -111,6 +120,24 @@ def test_a_bad_loss_stops_the_run_and_the_last_good_checkpoint_is_kept(tmp_path:
         assert again.start_iter == bad // 4 * 4
         again.train()
         assert all(parameter.isfinite().all() for parameter in again.model.parameters())
+
+
+@APIS
+def test_a_new_run_from_the_weights_of_a_stopped_one_trains_at_a_smaller_rate(tmp_path: Path, api: Run) -> None:
+    with pytest.raises(NonFiniteError, match=r"A resume keeps the learning rate: .*\(init_weights_from; train\."):
+        api(tmp_path / "first", Model((5,))).train()
+    (saved,) = checkpoints(tmp_path / "first")
+    resumed = api(tmp_path / "first", Model(), resume=True, lr=1e-4)
+    assert [group["initial_lr"] for group in resumed.optimizer.param_groups] == [1e-3]
+    weights = copy.deepcopy(resumed.model.state_dict())
+    name = "load_weight" if api is config_files else "init_weights_from"
+    again = api(tmp_path / "second", Model(), lr=1e-4, **{name: str(saved)})
+    assert all(torch.equal(value, weights[key]) for key, value in again.model.state_dict().items())
+    assert not again.optimizer.state
+    assert again.start_iter == 0
+    again.train()
+    assert [group["initial_lr"] for group in again.optimizer.param_groups] == [1e-4]
+    assert [saved.name for saved in checkpoints(tmp_path / "second")]
 
 
 @APIS
