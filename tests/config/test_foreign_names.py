@@ -234,6 +234,13 @@ def test_an_attribute_of_another_trainer_names_ours(tmp_path: Path) -> None:
         assert here in str(error.value)
     with pytest.raises(AttributeError, match=r"object has no attribute 'something'$"):
         _ = made.something  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match=r"has no attribute 'best_metric'. Here it is: best_checkpoint .*history"):
+        _ = made.best_metric  # type: ignore[attr-defined]
+    for name, here in {"log_history": "trainer.history", "best_metric": "trainer.best_checkpoint"}.items():
+        with pytest.raises(AttributeError, match=f"TrainerState has no attribute '{name}'. Here it is: {here}"):
+            getattr(made.state, name)
+    with pytest.raises(AttributeError, match=r"object has no attribute 'something'$"):
+        _ = made.state.something  # type: ignore[attr-defined]
     of_files = DefaultTrainer.__new__(DefaultTrainer)
     for name, here in {"evaluate": r"test\(cfg, loaders, model\)", "fit": r"train\(\)"}.items():
         with pytest.raises(AttributeError, match=f"Here it is: {here}"):

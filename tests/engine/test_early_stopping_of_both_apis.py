@@ -12,7 +12,7 @@ from tests.engine.test_callbacks_of_both_apis import At, Net
 from tests.ranks import on_ranks
 from tests.toys import file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
-from trainwright.base.errors import ConfigError, ConfigKeyError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.evaluation import ClsEvaluator
 from trainwright.hooks import Callback, EarlyStoppingCallback
 
@@ -291,3 +291,13 @@ def test_a_start_that_is_no_number_of_evaluations_is_refused(tmp_path: Path) -> 
             made(api, tmp_path, {"monitor": "eval_loss", "start": -1})
     with pytest.raises(ConfigError, match=r"start: got 0\.5"):
         EarlyStoppingCallback(None, "eval_loss", mode="min", start=0.5)  # type: ignore[arg-type]
+
+
+def test_the_arguments_of_other_libraries_are_answered_with_the_form_to_write() -> None:
+    form = r"write EarlyStoppingCallback\(None, 'eval_loss', patience=3, mode='auto'\)"
+    for arguments in (("eval_loss",), ("eval_loss", 0.0, 3), (3,), (3, "eval_loss")):
+        with pytest.raises(ConfigTypeError, match=form):
+            EarlyStoppingCallback(*arguments)
+    with pytest.raises(ConfigError, match="monitor: got ''"):
+        EarlyStoppingCallback(patience=3)
+    assert EarlyStoppingCallback(monitor="eval_loss", patience=3, mode="auto").patience == 3

@@ -412,10 +412,38 @@ def test_labels_that_are_declared_and_missing_are_an_error(tmp_path: Path) -> No
         Trainer(Net(4, 3), given, data).train()
 
 
+def test_losses_without_loss_in_their_names_are_an_error_that_lists_them(tmp_path: Path) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+            scores = super().forward(x)
+            return {"ce": F.cross_entropy(scores, y), "reg": scores.square().mean()}
+
+    data = ColumnDataset(x=INPUTS, y=PAIRS.tensors[1])
+    given = config(tmp_path, num_epochs=1, eval_strategy="no")
+    with pytest.raises(ConfigError, match=r"returned dict with 'ce', 'reg'; a loss has the name 'loss', or 'loss' in"):
+        Trainer(Net(4, 3), given, data).train()
+
+
+def test_a_causal_language_model_without_labels_names_them(tmp_path: Path) -> None:
+    @dataclass
+    class CausalLMOutput:
+        logits: Tensor
+        loss: Tensor | None = None
+
+    class Net(nn.Embedding):
+        def forward(self, input_ids: Tensor, labels: Tensor | None = None, **others: Any) -> CausalLMOutput:
+            return CausalLMOutput(super().forward(input_ids))
+
+    data = ColumnDataset(input_ids=torch.arange(64).reshape(16, 4))
+    given = config(tmp_path, num_epochs=1, eval_strategy="no")
+    with pytest.raises(ConfigError, match="causal language model are its tokens: add labels=input_ids to each sample"):
+        Trainer(Net(64, 64), given, data).train()
+
+
 def test_a_loss_of_ones_own_in_a_configuration_is_an_error_that_names_the_argument(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"TrainingConfig.loss: got .*Labelled"):
         config(tmp_path, loss=Labelled())
-    with pytest.raises(ConfigTypeError, match=r"Trainer.loss: got <class .*a module or a function"):
+    with pytest.raises(ConfigTypeError, match=r"Trainer.loss: got the class CrossEntropyLoss.*a module or a function"):
         Trainer(nn.Linear(4, 3), config(tmp_path), PAIRS, loss=nn.CrossEntropyLoss)
 
 

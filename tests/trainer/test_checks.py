@@ -730,7 +730,8 @@ def test_a_loss_that_is_none_names_the_method(owner: str, tmp_path: Path) -> Non
         def compute_loss(self, model: Any, inputs: Any) -> Any:
             return None
 
-    with pytest.raises(ConfigTypeError, match=rf"{'Own' if owner != 'Net' else 'Net'}.compute_loss returned NoneType"):
+    name, log = ("Net", r"get_event_storage\(\)") if owner == "Net" else ("Own", r"self.log\({name: value}\)")
+    with pytest.raises(ConfigTypeError, match=rf"{name}.compute_loss returned NoneType.*log each with {log}"):
         (Trainer if owner == "Net" else Own)(Net(4, 2), config(tmp_path), DATA).train()
 
 

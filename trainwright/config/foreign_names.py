@@ -284,6 +284,7 @@ ATTRIBUTES = {
     "args": "config",
     **dict.fromkeys(("current_epoch", "epochs"), "epoch"),
     "global_step": "state.global_step",
+    "best_metric": "best_checkpoint (the values are in history)",
     **dict.fromkeys(("should_stop", "stop_training"), "trainercontrol.should_training_stop"),
     **dict.fromkeys(("callback_metrics", "logged_metrics"), "last_eval_results"),
     **dict.fromkeys(("tokenizer", "processing_class"), "preprocessor"),
@@ -696,5 +697,5 @@ def attribute_hint(name: str, owner: object) -> str | None:
     here = ATTRIBUTES.get(name)
     if here is None:
         return None
-    attribute = here.partition("(")[0].partition(".")[0]
+    attribute = here.partition("(")[0].partition(".")[0].strip()
     return here if "." in here.partition("(")[0] or here[0].isupper() or hasattr(owner, attribute) else None

@@ -341,11 +341,15 @@ class _Undecided:
                 self._record_scalars(losses)
             return sum_losses(losses)
         if torch.is_grad_enabled():
+            named = named_outputs(outputs)
+            shown = "" if named is None else f" with {_names(named)}; a loss has the name 'loss', or 'loss' in its name"
+            fix = f"Name the fields of its labels with label_names=[...]. {_OVERRIDE_HELP}"
+            if "CausalLM" in type(outputs).__name__ and isinstance(inputs, Mapping) and "input_ids" in inputs:
+                fix = "The labels of a causal language model are its tokens: add labels=input_ids to each sample."
             raise ConfigError(
-                f"The model's forward returns no loss (it returned {type(outputs).__name__}), and there is no target"
-                f" for TrainingConfig.loss: none of {', '.join(self._label_names or LABEL_NAMES)} is among the batch's"
-                f" fields {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}. Name the fields of its"
-                f" labels with label_names=[...]. {_OVERRIDE_HELP}"
+                f"The model's forward returns no loss (it returned {type(outputs).__name__}{shown}), and there is no"
+                f" target for TrainingConfig.loss: none of {', '.join(self._label_names or LABEL_NAMES)} is among the"
+                f" batch's fields {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}. {fix}"
             )
         return None
 

@@ -4,7 +4,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,7 @@ from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.errors import NewerFormatError
 from trainwright.checkpoint.optimizer_state import inner_optimizers
 from trainwright.checkpoint.state_files import TRAINING_WEIGHTS, Stateful
+from trainwright.config.foreign_names import attribute_hint
 from trainwright.data.batches import Batches
 from trainwright.data.seeding import random_state, set_random_state
 from trainwright.engine.extra_parameters import (
@@ -58,6 +59,17 @@ class TrainingState:
         self._loaded: dict[str, Any] | None = None
         self._outside: dict[str, Any] | None = None  # loaded, but not copied yet
         self._has_warned = False  # of gradients that are not saved
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Called for missing attributes only: the message says what the trainer calls them."""
+            trainer = vars(self).get("_trainer")
+            here = None if trainer is None else attribute_hint(name, trainer)
+            if here is None:
+                return super().__getattribute__(name)  # the usual error
+            text = f"{type(self).__name__} has no attribute {name!r}. Here it is: trainer.{here}."
+            raise AttributeError(text, name=name, obj=self)
 
     def with_parts(self, optimizer: Any, lr_scheduler: Any, grad_scaler: Any, average: Any = None) -> dict[str, Any]:
         """What a checkpoint holds beside the model, by name; parts that are None are left out.

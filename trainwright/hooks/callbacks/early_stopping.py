@@ -4,7 +4,7 @@ import logging
 import math
 from typing import Any
 
-from trainwright.base.errors import ConfigError, ConfigKeyError, nearest_name
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, nearest_name
 from trainwright.evaluation.objective import MODES, objective_of_name
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
@@ -49,14 +49,21 @@ class EarlyStoppingCallback(Callback):
 
     def __init__(
         self,
-        trainercontrol: TrainerControl | None,
-        monitor: str,
+        trainercontrol: TrainerControl | None = None,
+        monitor: str = "",
         min_delta: float = 0.0,
         patience: int = 0,
         mode: str = "max",
         baseline: float | None = None,
         start: int = 0,
     ) -> None:
+        if trainercontrol is not None and not isinstance(trainercontrol, TrainerControl):  # as other libraries have it
+            name = repr(trainercontrol if isinstance(trainercontrol, str) else monitor or "eval_loss")
+            raise ConfigTypeError(
+                f"EarlyStoppingCallback.trainercontrol: got {trainercontrol!r}; the first argument is"
+                " trainer.trainercontrol or None, the second the monitor: write"
+                f" EarlyStoppingCallback(None, {name}, patience=3, mode='auto')."
+            )
         if not isinstance(monitor, str) or not monitor:
             raise ConfigError(f"EarlyStoppingCallback.monitor: got {monitor!r}; it must be the name of a metric.")
         if not math.isfinite(min_delta) or min_delta < 0:
