@@ -250,12 +250,27 @@ class Newton(torch.optim.Optimizer):
                     parameter -= group["lr"] * parameter.grad / (curvature.abs() + 1)
 
 
+class Declared(torch.optim.SGD):
+    is_second_order = True
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        raise AssertionError("refused before the first step")
+
+
+class Mentioned(torch.optim.SGD):
+    """Unlike ``torch.autograd.grad(gradients, parameters)`` in others, its step needs no graph."""
+
+
 @pytest.mark.parametrize("api", ["Trainer", "config file"])
-def test_an_optimizer_that_differentiates_gradients_is_refused_before_the_first_step(api: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"Newton .*: its step differentiates the gradients.*Override train_step .*run_step"
-    ):
-        run_of(Newton, api, tmp_path)
+def test_an_optimizer_that_differentiates_gradients_is_answered_with_the_step_to_write(
+    api: str, tmp_path: Path
+) -> None:
+    for number, kind in enumerate((Declared, Newton)):
+        with pytest.raises(
+            ConfigError, match=rf"{kind.__name__} .*: its step differentiates the grad.*Override train_step .*run_step"
+        ):
+            run_of(kind, api, tmp_path / str(number))
+    run_of(Mentioned, api, tmp_path / "mentioned")
 
 
 @pytest.mark.filterwarnings("ignore:Using backward")

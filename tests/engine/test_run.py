@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 from tests.inspect.check.seeded_bugs import config_files
 from tests.toys import Classifier, file_config, points, quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
+from trainwright.checkpoint import CheckpointError
 from trainwright.config import ConfigError
 from trainwright.engine.folder import record as run_record
 from trainwright.engine.folder.record import git_state, machine, numerics, versions, working_folder
@@ -161,6 +162,24 @@ def test_the_training_thread_waits_for_no_disk_at_a_best_result(
     during = [name for name in synced if "run.json" in name]
     assert bool(during) is not asynchronous
     assert seen[0]["best"]["iteration"] > 4  # a best result after the first was recorded before the end
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_failed_run_names_the_best_result_that_has_a_checkpoint(asynchronous: bool, tmp_path: Path) -> None:
+    def occupy(one: Trainer) -> None:
+        best = tmp_path / "checkpoints" / "model_best"
+        if one.iter == 8 and best.is_symlink():  # after the first epoch
+            best.unlink()
+            best.mkdir()
+            (best / "mine").touch()
+
+    one = trainer(tmp_path, num_epochs=6, learning_rate=0.1, save_asynchronously=asynchronous)
+    one.register_hooks([CallbackHook(before_step=occupy)])
+    with pytest.raises(CheckpointError, match="exists and is not a checkpoint"):
+        one.train()
+    (start,) = read_starts(tmp_path / "run.json")
+    assert start["status"] == "failed"
+    assert start["best"]["iteration"] <= 8
 
 
 def test_secrets_of_the_command_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

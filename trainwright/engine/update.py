@@ -122,13 +122,11 @@ class Update:
             check_steps_of_parts(one)
             keep_possible_kernels(one)
         self.closure: Closure | None = None
+        own = (one for one in each_optimizer(optimizer) if not type(one).__module__.startswith("torch.optim"))
+        self._own_optimizer = next(own, None)  # one that is not torch's
         self._refusal = ""
         for one in filter(differentiates_gradients, each_optimizer(optimizer)):
-            self._refusal = (
-                f"{type(one).__name__} ({type(one).__module__}): its step differentiates the gradients, which have no"
-                " graph after the backward pass of the trainer. Override train_step (of a DefaultTrainer: run_step):"
-                " call loss.backward(create_graph=True), step the optimizer and set its gradients to None."
-            )
+            self._refusal = _second_order_refusal(one)
         differentiate = differentiate or Tensor.backward
         if any(map(takes_closure, each_optimizer(optimizer))):
             refusal = _closure_refusal(
@@ -274,13 +272,21 @@ class Update:
             self.prepare()
         self.is_prepared, self.is_stepping, self.has_finished = False, True, True
         norm = None if self._clip is None else self._clip()
-        if self._step is None:
-            self._plain_step()
-        else:
-            self._step(norm)
+        try:
+            if self._step is None:
+                self._plain_step()
+            else:
+                self._step(norm)
+        except RuntimeError as error:
+            self._explain_step(error)
+            raise
         self._zero_grad()
         self.is_stepping = False
         self.phases.optimizer += time.perf_counter() - start
+
+    def _explain_step(self, error: RuntimeError) -> None:
+        if self._own_optimizer is not None and "does not have a grad_fn" in str(error):
+            raise ConfigError(_second_order_refusal(self._own_optimizer)) from error
 
     def _use_skip(self, skip: SkipNonFinite) -> None:
         """Inform ``skip`` of each window's begin and of its losses."""
@@ -340,6 +346,14 @@ class Closure:
             if self._update.clip_only is not None:
                 self._update.clip_only()
         return self._loss
+
+
+def _second_order_refusal(optimizer: Optimizer) -> str:
+    return (
+        f"{type(optimizer).__name__} ({type(optimizer).__module__}): its step differentiates the gradients, which have"
+        " no graph after the backward pass of the trainer. Override train_step (of a DefaultTrainer: run_step): call"
+        " loss.backward(create_graph=True), step the optimizer and set its gradients to None."
+    )
 
 
 def _closure_refusal(optimizer: Optimizer, *, accumulates: bool, scaler: Any, skips: bool, replica: Any) -> str:

@@ -181,13 +181,7 @@ class Sweep:
 
     def _check_record(self) -> bool:
         """Whether no run of the folder counts; an error if its runs have other settings than this command."""
-        file = self._folder / RECORD
-        before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-        if before is not None and (found := before.get("format", FORMAT)) != FORMAT:
-            raise ConfigError(
-                f"{file}: format {found!r}; this version of trainwright reads {FORMAT}. A newer version has written it:"
-                " update trainwright, or set another train.output_dir."
-            )
+        before = _read_record(self._folder / RECORD)
         trained = [one for one in self._folder.iterdir() if (one / "metrics.json").is_file()]
         if before is None or not trained:
             return True
@@ -337,6 +331,26 @@ def _direction(args: argparse.Namespace, base: "DictConfig") -> str:
             " --direction maximize."
         )
     return found
+
+
+def _read_record(file: Path) -> dict[str, Any] | None:
+    """What the runs of a folder have in common; None for a new one."""
+    if not file.is_file():
+        return None
+    try:
+        record = json.loads(file.read_text(encoding="utf-8"))
+        found = record.get("format", FORMAT)
+    except (ValueError, AttributeError):  # no JSON, or no object
+        raise ConfigError(
+            f"{file}: it is damaged: the settings that its runs have in common cannot be read. Set another"
+            " train.output_dir, or delete this file if you know that its runs have the settings of this command."
+        ) from None
+    if found != FORMAT:
+        raise ConfigError(
+            f"{file}: format {found!r}; this version of trainwright reads {FORMAT}. A newer version has written it:"
+            " update trainwright, or set another train.output_dir."
+        )
+    return dict(record)
 
 
 def _has_results(folder: Path) -> bool:

@@ -62,6 +62,7 @@ class RunRecord(HookBase):
     ) -> None:
         self._folder, self._facts, self._after_saves = folder, facts, after_saves
         self._start: dict[str, Any] = {}
+        self._saved_best: dict[str, Any] | None = None  # the newest with a checkpoint
         self._began = 0.0
 
     def before_train(self) -> None:
@@ -76,6 +77,7 @@ class RunRecord(HookBase):
             self._write(self._start)
 
     def before_first_step(self) -> None:
+        self._saved_best = self._results()["best"]  # of the run that is continued
         # Hooks of the last iteration, which write, are called now; or a callback that has stopped the run is loaded.
         if self.trainer.called_hooks is not None or self.trainer.start_iter >= self.trainer.max_iter:
             self.after_step()
@@ -111,13 +113,21 @@ class RunRecord(HookBase):
             self.trainer.call_between_steps(self._record_best)  # this may be another save, and that of the best next
 
     def _record_best(self) -> None:
-        self._after_saves(functools.partial(self._write, self._start))
+        start = self._start
+
+        def write() -> None:
+            self._write(start)
+            self._saved_best = start["best"]
+
+        self._after_saves(write)
 
     def after_end(self) -> None:
         if not self._start or not self._folder.is_open:
             return
         wait_for_saves()  # this record comes last
         self._start = self._start | self._end()
+        if self._start["status"] == "failed":  # perhaps in the save of the best result
+            self._start["best"] = self._saved_best
         self._write(self._start)
         if self._start["seconds"] >= MIN_SECONDS and self._start["status"] == "finished":
             self._draw()
