@@ -132,7 +132,16 @@ def test_graph_mode_trains_the_same_layers(tmp_path: Path) -> None:
             [{"epoch": 1, "layers": ["first", "norm", "last"]}],
             r"every parameter of WithNorm would be frozen until step 3",
         ),
-        ({"epoch": 1}, r"unfreeze.*it must be a list such as"),
+        ({"epoch": 1}, r"unfreeze.*it must be a list such as.*Item 0 lacks the key 'layers'"),
+        ({"epoch": 1, "layers": ["first"]}, r"Write .*unfreeze=\[{'epoch': 1, 'layers': \['first'\]}\], with brackets"),
+        ([{"epoch": 1, "layers": [0]}], r"Item 0 has layers=\[0\]; it must be a list of names of layers, \['0'\]"),
+        ([{"epoch": 1, "layers": "first"}], r"Item 0 has layers='first'; it must be a list.*, \['first'\]"),
+        (
+            [{"epoch": 1, "layers": ["first"]}, {"epoch": 0, "layers": ["last"]}],
+            r"Item 1 has epoch=0; it must be a",
+        ),
+        ([{"epochs": 1, "layers": ["first"]}], r"Item 0 has no key 'epochs'. Did you mean 'epoch'"),
+        ([{"step": 1, "layers": ["first"]}, "last"], r"Item 1 is 'last'; it must be a dict"),
     ],
 )
 def test_a_wrong_setting_is_refused(api: Api, unfreeze: Any, message: str, tmp_path: Path) -> None:
@@ -143,4 +152,15 @@ def test_a_wrong_setting_is_refused(api: Api, unfreeze: Any, message: str, tmp_p
 @APIS
 def test_a_step_after_the_end_is_a_warning(api: Api, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     api(tmp_path, [{"step": 100, "layers": ["first"]}])
-    assert "unfreeze: first are never trained, step 100 is after the end" in caplog.text
+    assert "unfreeze: 'first' are never trained, step 100 is after the end" in caplog.text
+
+
+@APIS
+def test_the_log_names_what_is_frozen_and_what_is_trained_from_a_step_on(
+    api: Api, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    api(tmp_path, SCHEDULE).train()
+    assert "Frozen      'norm', 'last.bias' until step 2, 'first' until step 4" in caplog.text
+    assert "Step 2: trained from now on: 'norm', 'last.bias'." in caplog.text
+    assert "Step 4: trained from now on: 'first'." in caplog.text

@@ -109,4 +109,6 @@ def test_a_misspelt_configuration_file_is_answered_with_the_nearest(
 ) -> None:
     (tmp_path / "config.py").touch()
     assert main(["train", str(tmp_path / "confg.py")]) == 2
-    assert "Did you mean 'config.py'?" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "Did you mean 'config.py'?" in printed
+    assert printed.count("Did you mean") == 1

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,14 @@ def test_a_card_of_ones_own_is_in_every_checkpoint(tmp_path: Path) -> None:
     trained(tmp_path, model_card=ModelCard(model_name="Mine", model_overview="Says yes or no."))
     for folder in ("epoch_1", "final_epoch", "checkpoints/model_best"):
         assert "Says yes or no." in (tmp_path / folder / "README.md").read_text()
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".pth", ".bin", ".safetensors", ".ckpt", ""])
+def test_a_checkpoint_with_the_name_of_a_weights_file_is_a_warning(
+    suffix: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / f"model{suffix}"
+    Trainer(make(), config(tmp_path / "run"), PAIRS, PAIRS).save(path)
+    assert verify(path).iteration == 0
+    line = f"{path} is a folder.* write torch.save\\(trainer.model.state_dict\\(\\), '{path}'\\)"
+    assert bool(re.search(line, caplog.text)) is bool(suffix)

@@ -227,6 +227,8 @@ def _of_setting(hint: Any, value: Any, where: str) -> str:
         text = f"Write eval_strategy='step', eval_steps={value!r}."
     elif name == "unfreeze" and (layers := [value] if isinstance(value, str) else value) and _takes(FieldNames, layers):
         text = f"Write {where}={[{'epoch': 1, 'layers': layers}]!r}, with the epoch after which these are trained."
+    elif name == "unfreeze":
+        text = _faulty_stage(where, value)
     elif name == "max_time" and (time := re.fullmatch(r"(\d+)\s*([smhd])[a-z]*", str(value), re.IGNORECASE)):
         text = f"Write {where}={int(time[1]) * _UNITS[time[2].lower()]}, in seconds."
     elif where == "learning_rate" and isinstance(value, list | tuple | slice | Mapping):
@@ -239,6 +241,33 @@ def _of_setting(hint: Any, value: Any, where: str) -> str:
         counts = {0: 1} | counts
         text = f"The number from the first update on, that of key 0, is missing: write {counts!r}."
     return text
+
+
+def _faulty_stage(where: str, value: Any) -> str:
+    """The part of the setting ``unfreeze`` that is wrong; "" for a value of another kind."""
+    stages = [dict(value)] if isinstance(value, Mapping) else value
+    if not isinstance(stages, list | tuple):
+        return ""
+    kinds = get_type_hints(Unfreeze, include_extras=True)
+    kinds = {name: get_args(kind)[0] if get_origin(kind) is Required else kind for name, kind in kinds.items()}
+    for number, stage in enumerate(stages):
+        if not isinstance(stage, Mapping):
+            return f"Item {number} is {stage!r}; it must be a dict."
+        for key, part in stage.items():
+            if key not in kinds:
+                return f"Item {number} has no key {key!r}. {did_you_mean(str(key), list(kinds))}"
+            if not _takes(kinds[key], part):
+                names = _as_names(part) if key == "layers" else ""
+                return f"Item {number} has {key}={part!r}; it must be {allowed_text(kinds[key], key)}{names}."
+        if "layers" not in stage:
+            return f"Item {number} lacks the key 'layers'."
+    return f"Write {where}={stages!r}, with brackets."
+
+
+def _as_names(layers: Any) -> str:
+    layers = [layers] if isinstance(layers, str | int) else layers
+    is_meant = isinstance(layers, list | tuple) and layers and all(type(one) in (int, str) for one in layers)
+    return f", {[str(one) for one in layers]!r}" if is_meant else ""
 
 
 _SUGGESTIONS = (_as_others, _of_setting, _as_list, _as_number, _as_bool, _in_section, _nearest_word)

@@ -209,10 +209,11 @@ def regular_file(filename: str | os.PathLike[str]) -> Path:
     except FileNotFoundError:
         working_folder = "deleted"
     text = f"there is no such configuration file (working folder: {working_folder})."
-    if path.parent.is_dir():
-        files = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix]
-        text += nearest_name(path.name, files)
-    raise missing_path(path, text) if path.parent.is_dir() else MissingFileError(f"{filename}: {text}")
+    if not path.parent.is_dir():
+        raise MissingFileError(f"{filename}: {text}")
+    files = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix]
+    near = nearest_name(path.name, files)
+    raise MissingFileError(f"{filename}: {text}{near}") if near else missing_path(path, text)
 
 
 _ALLOWED = ("oc.select", "oc.dict.keys", "oc.dict.values")

@@ -45,6 +45,7 @@ from trainwright.hooks.due import Period
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.hooks.signals import evaluation_may_stop
 from trainwright.hooks.timer import SettingNames
+from trainwright.hooks.unfreezing import Unfreezing
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.models.outputs import TOKENS
@@ -359,6 +360,7 @@ class Run:
         return {
             "Task": own.get("task"),
             "Model": described_model(self.model),
+            "Frozen": next((hook.described() for hook in self.hooks if isinstance(hook, Unfreezing)), None),
             "Stage": described_stages(self.model),
             "Data": f"{data} (samples{left_out})" if data else None,
             "Iterations": f"{trainer.start_iter + 1} to {trainer.max_iter}{epochs}",

@@ -62,11 +62,21 @@ class Unfreezing(HookBase):
             step, names = self._stages[self._next]
             self._next += 1
             self._freezer.by_names(names, freeze=False)
-            logger.info("Step %d: %s trained from now on.", step, ", ".join(names))
+            logger.info("Step %d: trained from now on: %s.", step, _quoted(names))
+
+    def described(self) -> str:
+        """The layers that are frozen now or from the start of the training on, each until its step."""
+        return ", ".join(
+            f"{_quoted(names)} until step {step}" for step, names in self._stages if step > self._steps_done()
+        )
 
     def _freeze_all(self) -> None:
         for _, names in self._stages:
             self._freezer.by_names(names)
+
+
+def _quoted(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names))  # the name of a layer may be a number
 
 
 def unfreezing_hook(
@@ -89,6 +99,6 @@ def unfreezing_hook(
             step = math.ceil(stage["epoch"] * (steps_per_epoch or 0))
         step = math.ceil(step * total_steps) if isinstance(step, float) else step
         if step >= total_steps:
-            logger.warning("unfreeze: %s are never trained, step %d is after the end.", ", ".join(names), step)
+            logger.warning("unfreeze: %s are never trained, step %d is after the end.", _quoted(names), step)
         stages.append((step, list(names)))
     return Unfreezing(model, stages, steps_done)

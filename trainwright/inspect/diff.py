@@ -10,7 +10,7 @@ from trainwright.events.formats import LOSSES_NAME
 from trainwright.inspect.report.run_data import RunData, read_loss_table, sorted_by_x
 
 _OF_THE_PLACE = ("output_dir", "train.output_dir", "resume_from_checkpoint")  # differ without an effect
-_START = {"api": "API", "trainer": "trainer", "seed": "seed", "precision": "precision", "device": "device"}
+_START = {"api": "API"} | {name: name for name in ("trainer", "seed", "precision", "device", "processes")}
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from trainwright.trainer.start import Periods
 logger = logging.getLogger("trainwright.engine")
 
 FINAL_EPOCH = "final_epoch"
+_OF_WEIGHTS = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
 
 
 class Saving:
@@ -42,6 +43,11 @@ class Saving:
         path = Path(path).expanduser()
         if broadcast_object(path.exists()) and not overwrite:
             raise FileExistsError(f"{path}: exists already; pass another path, or overwrite=True.")
+        if path.suffix.lower() in _OF_WEIGHTS and is_main_process():  # no error: it may be the only save of a training
+            logger.warning(
+                "Trainer.save: %s is a folder, a checkpoint with the complete state. For a file of the weights alone"
+                " write torch.save(trainer.model.state_dict(), %r).", path, str(path),
+            )  # fmt: skip
         if self._state.is_within_update and not self._run.trainer.has_failed:
             self.late.append(partial(self._save, path))
         else:

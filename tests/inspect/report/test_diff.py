@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainwright.inspect.diff import compare_losses
+from trainwright.inspect.diff import compare, compare_losses
 from trainwright.inspect.report.run_data import RunData
 
 
@@ -38,3 +38,9 @@ def test_runs_without_a_common_update(tmp_path: Path) -> None:
     assert "no update in common" in compare_losses(a, b).fault
     (tmp_path / "b" / "losses.csv").unlink()
     assert compare_losses(a, b).fault == "b has no losses.csv"
+
+
+def test_the_number_of_processes_is_a_difference(tmp_path: Path) -> None:
+    a, b = run(tmp_path / "a", [1.0], processes=1), run(tmp_path / "b", [1.0], processes=2)
+    differing = {name: pair for section in compare(a, b)[1] for name, pair in section.differing.items()}
+    assert differing == {"processes": (1, 2)}
