@@ -125,8 +125,11 @@ class Breaks:
 
     def __init__(self, place: str | None = None, at: int = 0) -> None:
         self.place, self.at, self.calls = place, at, Counter[str]()
+        self.before = Counter[str]()  # the calls before the first step, as of a comparison of the ranks' data
 
     def __call__(self, place: str) -> None:
+        if place == "step begin" and not self.calls[place]:
+            self.before += self.calls
         self.calls[place] += 1
         if place == self.place and self.calls[place] == self.at:
             raise BrokenError(f"call {self.at} of {place}")
@@ -263,7 +266,8 @@ def trained(program: Program, api: str, base: str) -> dict[str, dict[str, Any]]:
         trainer.train()
         found[f"stopped at step {stop}"] = outcome(trainer, Path(base, "stopped"))
 
-    if program.continues_exactly(api) and (fail := at_share(program.fails_at, whole, program.place)):
+    first = 1 + max(all_gather_object(whole.before[program.place]))
+    if program.continues_exactly(api) and (fail := at_share(program.fails_at, whole, program.place, first)):
         breaks = Breaks(program.place, fail)
         trainer = new(program, Path(base, "failed"), breaks)
         with pytest.raises(Exception, match=f"call {fail} of {program.place}"):
