@@ -66,6 +66,21 @@ def test_a_model_that_gives_no_loss_is_explained(returned: Any, message: str) ->
         EagerTrainer(model, batches(1), torch.optim.SGD(model.parameters(), lr=0.1)).train(0, 1)
 
 
+def test_a_causal_language_model_without_labels_names_them() -> None:
+    class CausalLMOutput(dict[str, Tensor]):
+        pass
+
+    class Net(nn.Embedding):
+        def forward(self, input_ids: Tensor, labels: Tensor | None = None, **others: Any) -> Any:
+            return CausalLMOutput(logits=super().forward(input_ids))
+
+    model = Net(16, 16)
+    batch = {"input_ids": torch.arange(16).reshape(4, 4)}
+    with pytest.raises(ConfigError, match=r"returned 'logits'.*: add labels=input_ids to each sample") as caught:
+        EagerTrainer(model, [batch], torch.optim.SGD(model.parameters(), lr=0.1)).train(0, 1)
+    assert "The batch has no field 'labels', which Net.forward takes." in caught.value.__notes__
+
+
 def test_an_own_step_has_all_it_needs() -> None:
     class MyEagerTrainer(EagerTrainer):
         def __init__(self, model: nn.Module, data_loader: Any, optimizer: Any, grad_acc_steps: int = 1) -> None:

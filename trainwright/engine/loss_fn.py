@@ -118,7 +118,8 @@ def explain_forward(error: Exception, model: nn.Module, batch: Any) -> None:
 def add_notes(error: BaseException, batch: Any, model: nn.Module) -> None:
     """Add the batch to an error of a step, and the labels that the model takes and the batch does not have."""
     if isinstance(error, ConfigError) and isinstance(batch, Mapping):
-        for name in set(LABEL_NAMES).intersection(parameter_names(model.forward) or ()).difference(batch):
+        taken = parameter_names(model.forward) or inspect.signature(model.forward).parameters  # beside **others
+        for name in set(LABEL_NAMES).intersection(taken).difference(batch):
             error.add_note(f"The batch has no field {name!r}, which {type(model).__name__}.forward takes.")
     add_batch_note(error, batch)
 
@@ -128,7 +129,7 @@ def _refusal(outputs: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
     if not losses:
         return ConfigError(
             f"The model's forward returned {_names(outputs)}; in training at least one name must contain 'loss'."
-            " (self.training is True in training and False in evaluation.)"
+            f" (self.training is True in training and False in evaluation.){_causal_fix(outputs)}"
         )
     total = {"loss": losses["loss"]} if "loss" in losses else losses
     for name, value in total.items():
@@ -146,6 +147,13 @@ def _refusal(outputs: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
         " (detached, computed without gradients, or everything is frozen)."
         + (f" It is the total; {_names(others)} beside it is for the logs only." if others else "")
     )
+
+
+def _causal_fix(outputs: Any) -> str:
+    """What to do if these outputs have no loss because a language model of transformers got no labels, or ""."""
+    if "CausalLM" not in type(outputs).__name__:
+        return ""
+    return " The labels of a causal language model are its tokens: add labels=input_ids to each sample."
 
 
 def _names(names: Iterable[str]) -> str:
@@ -343,13 +351,11 @@ class _Undecided:
         if torch.is_grad_enabled():
             named = named_outputs(outputs)
             shown = "" if named is None else f" with {_names(named)}; a loss has the name 'loss', or 'loss' in its name"
-            fix = f"Name the fields of its labels with label_names=[...]. {_OVERRIDE_HELP}"
-            if "CausalLM" in type(outputs).__name__ and isinstance(inputs, Mapping) and "input_ids" in inputs:
-                fix = "The labels of a causal language model are its tokens: add labels=input_ids to each sample."
+            fix = _causal_fix(outputs) or f" Name the fields of its labels with label_names=[...]. {_OVERRIDE_HELP}"
             raise ConfigError(
                 f"The model's forward returns no loss (it returned {type(outputs).__name__}{shown}), and there is no"
                 f" target for TrainingConfig.loss: none of {', '.join(self._label_names or LABEL_NAMES)} is among the"
-                f" batch's fields {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}. {fix}"
+                f" batch's fields {', '.join(map(str, inputs)) if isinstance(inputs, Mapping) else ''}.{fix}"
             )
         return None
 
