@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -331,6 +332,14 @@ def test_a_loss_with_class_weights_in_each_form(form: str, tmp_path: Path) -> No
         assert written == {"name_": "CrossEntropyLoss", "weight": [1.0, 2.0, 0.5]}
         trainer.config.save_to_yaml(tmp_path / "saved.yaml")
         assert TrainingConfig.load(tmp_path / "saved.yaml").loss == written
+
+
+def test_class_weights_of_numpy_have_the_precision_of_lists(tmp_path: Path) -> None:
+    """Those that scikit-learn computes are float64, whatever the model."""
+    given = {"name_": "CrossEntropyLoss", "weight": WEIGHTS.double().numpy(), "label_smoothing": np.float64(0.1)}
+    trainer = Trainer(nn.Linear(4, 3), config(tmp_path, num_epochs=1, loss=given), PAIRS, PAIRS)
+    trainer.train()
+    assert trainer.config.loss == {"name_": "CrossEntropyLoss", "weight": WEIGHTS.tolist(), "label_smoothing": 0.1}
 
 
 @pytest.mark.parametrize("form", ["object", "name and tensor", "trainer", "saved"])

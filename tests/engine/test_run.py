@@ -182,6 +182,18 @@ def test_a_failed_run_names_the_best_result_that_has_a_checkpoint(asynchronous: 
     assert start["best"]["iteration"] <= 8
 
 
+def test_a_run_that_fails_behind_its_last_save_names_the_best_result_of_its_end(tmp_path: Path) -> None:
+    def fail(_: Any) -> None:
+        raise OSError("on purpose")
+
+    one = trainer(tmp_path, learning_rate=0.1)
+    one.register_hooks([CallbackHook(after_train=fail)])
+    with pytest.raises(OSError, match="on purpose"):
+        one.train()
+    (start,) = read_starts(tmp_path / "run.json")
+    assert (start["status"], start["best"]["iteration"]) == ("failed", 4)
+
+
 def test_secrets_of_the_command_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["train.py", "api_key=sk-0123456789abcdef0123456789"])
     trainer(tmp_path).train()

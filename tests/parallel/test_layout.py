@@ -73,6 +73,11 @@ def test_one_process_has_no_parallelism() -> None:
             4,
             "got 3, which does not divide the 4 data and tensor ranks. Set 1, 2 or 4.",
         ),
+        (
+            {"expert_parallel_size": 2, "tensor_parallel_size": 4, "zero_stage": 1, "replicate_size": 4},
+            8,
+            "got 4, which does not divide the 2 data ranks",
+        ),
         ({"expert_parallel_size": 2, "pipeline_parallel_size": 2}, 4, "stages keep all experts of their layers"),
         (
             {"expert_parallel_size": 4, "zero_stage": 3, "replicate_size": 2},

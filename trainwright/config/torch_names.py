@@ -187,12 +187,15 @@ def described_loss(loss: Any) -> dict[str, Any] | None:
 def with_lists(loss: Mapping[str, Any]) -> dict[str, Any]:
     """The name and the arguments of a loss with its tensors as lists, and their dtype if it is not float32.
 
+    Values of NumPy, which are float64 unless one asks for another type, are float32 as lists of numbers are.
+
     >>> import torch
     >>> with_lists({"name_": "CrossEntropyLoss", "weight": torch.ones(2, dtype=torch.float64)})
     {'name_': 'CrossEntropyLoss', 'weight': [1.0, 1.0], 'dtype': 'float64'}
     """
     tensors = {name: value for name, value in loss.items() if hasattr(value, "tolist") and hasattr(value, "dtype")}
-    dtypes = {str(value.dtype).removeprefix("torch.") for value in tensors.values()} & {*_LOSS_DTYPES}
+    of_torch = {str(value.dtype) for value in tensors.values()}
+    dtypes = {name for name in _LOSS_DTYPES if f"torch.{name}" in of_torch}
     named = {LOSS_DTYPE: dtypes.pop()} if len(dtypes) == 1 and dtypes != {"float32"} else {}
     return {**loss, **{name: value.tolist() for name, value in tensors.items()}, **named}
 

@@ -115,9 +115,12 @@ class TrainStages:
         self._pipeline.prepare(outputs, batch)
         self.own_rows.append({})
         self._computes_loss = True
-        with nullcontext() if self._has_finished else _parameters_refused(model):
-            logs = self.train(model, batch)
-        self._computes_loss, self._has_finished = False, True
+        try:
+            with nullcontext() if self._has_finished else _parameters_refused(model):
+                logs = self.train(model, batch)
+        finally:
+            self._computes_loss = False
+        self._has_finished = True
         rows.append(self._keep(logs))
         if self._after_output is not None:
             self._after_output(logs, batch)

@@ -128,7 +128,7 @@ class Update:
         for one in filter(differentiates_gradients, each_optimizer(optimizer)):
             self._refusal = _second_order_refusal(one)
         differentiate = differentiate or Tensor.backward
-        if any(map(takes_closure, each_optimizer(optimizer))):
+        if not self._refusal and any(map(takes_closure, each_optimizer(optimizer))):
             refusal = _closure_refusal(
                 optimizer, accumulates=accumulates, scaler=grad_scaler, skips=skip_non_finite, replica=replica
             )

@@ -29,6 +29,7 @@ class BestResult:
     value: float
     iteration: int
     is_higher_better: bool
+    path: str  # of its checkpoint
     text: str  # for people: with its checkpoint
 
 

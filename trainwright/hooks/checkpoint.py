@@ -327,4 +327,4 @@ class BestCheckpointer(HookBase):
         here, at = relative_path(path), self.best_iter + 1
         here = path if here.startswith(os.pardir) else here
         text = f"{self.metric} {self.best:.5g}{unit_of(self.metric)} (iteration {at}): {here}"
-        return BestResult(self.metric, self.best, at, self._direction == "higher", text)
+        return BestResult(self.metric, self.best, at, self._direction == "higher", path, text)

@@ -90,8 +90,9 @@ class EvalHook(HookBase):
         scalars = {f"{self._prefix or 'eval_' * is_trained[name]}{name}": value for name, value in scalars.items()}
         storage.refuse_logged(scalars, "a result of the evaluation")
         self._warn_of_nan({name: value for name, value in scalars.items() if "loss" in name})
-        before = storage.latest()
-        if all(before.get(name) == (value, trainer.iterations_done - 1) for name, value in scalars.items()):
+        before, done = storage.latest(), trainer.iterations_done
+        is_repeated = all(before.get(name) == (value, done - 1) for name, value in scalars.items())
+        if is_repeated and not any(hook.changes_final_weights for hook in trainer.hooks):
             return  # the final evaluation has repeated that of the last iteration: they have a row
         storage.put_scalars(**scalars, smoothing_hint=False)
         storage.results |= scalars.keys()

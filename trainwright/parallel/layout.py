@@ -209,18 +209,20 @@ def _expert_faults(asked: Mapping[str, Any], averaging: int, name: Callable[[str
     if pipeline > 1:
         text = f"with {name('pipeline_parallel_size')}={pipeline}; stages keep all experts of their layers."
         faults.append(f"{where} {text} Set one of them to 1.")
-    total, shard = averaging * tensor, averaging // replicate * tensor  # shard: with ZeRO
+    total = averaging * tensor
+    # Of a copy, with ZeRO; a replicate_size that does not fit has a message of its own.
+    shard = averaging // replicate * tensor if asked.get("zero_stage") and averaging % replicate == 0 else total
     ranks = "data and tensor ranks" if tensor > 1 else "data ranks"
     if total % expert:
         faults.append(f"{where}, which does not divide the {total} {ranks}. {_sizes(total, tensor)}")
-    elif asked.get("zero_stage") and averaging % replicate == 0 and shard % expert:
+    elif shard % expert:
         text = f"which does not divide the {shard} {ranks} of a copy ({name('replicate_size')}={replicate})."
         faults.append(f"{where}, {text} {_sizes(shard, tensor)}")
     elif expert % tensor:
         text = (
             f"which {name('tensor_parallel_size')}={tensor} does not divide: the tensor ranks hold different experts."
         )
-        faults.append(f"{where}, {text} {_sizes(shard if asked.get('zero_stage') else total, tensor)}")
+        faults.append(f"{where}, {text} {_sizes(shard, tensor)}")
     return faults
 
 

@@ -45,8 +45,8 @@ class Saving:
             raise FileExistsError(f"{path}: exists already; pass another path, or overwrite=True.")
         if path.suffix.lower() in _OF_WEIGHTS and is_main_process():  # no error: it may be the only save of a training
             logger.warning(
-                "Trainer.save: %s is a folder, a checkpoint with the complete state. For a file of the weights alone"
-                " write torch.save(trainer.model.state_dict(), %r).", path, str(path),
+                "Trainer.save: %s is a folder, a checkpoint with the complete state. Its file model.safetensors has"
+                " the weights alone; of a sharded one, trainwright checkpoint export writes it.", path,
             )  # fmt: skip
         if self._state.is_within_update and not self._run.trainer.has_failed:
             self.late.append(partial(self._save, path))

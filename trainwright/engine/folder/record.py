@@ -25,12 +25,14 @@ from trainwright.base.devices import count_cpus
 from trainwright.base.dist import get_world_size, is_main_process
 from trainwright.base.files import atomic_write, irregular
 from trainwright.base.lazy_names import ring
+from trainwright.checkpoint.errors import CheckpointError
+from trainwright.checkpoint.manifest import read_manifest
 from trainwright.checkpoint.saving import wait_for_saves
 from trainwright.config.secrets import redact_command
 from trainwright.data.fingerprint import described_data
 from trainwright.engine.folder.run_folder import RunFolder
 from trainwright.events.formats import CURVES_NAME, FORMATS, RECORD_NAME, read_starts
-from trainwright.hooks.base import HookBase, has_failed
+from trainwright.hooks.base import BestResult, HookBase, has_failed
 from trainwright.hooks.due import Moment
 from trainwright.hooks.signals import STOPS
 from trainwright.models.checkpoint_files import class_name
@@ -126,7 +128,7 @@ class RunRecord(HookBase):
             return
         wait_for_saves()  # this record comes last
         self._start = self._start | self._end()
-        if self._start["status"] == "failed":  # perhaps in the save of the best result
+        if self._start["status"] == "failed" and not self._is_best_saved():
             self._start["best"] = self._saved_best
         self._write(self._start)
         if self._start["seconds"] >= MIN_SECONDS and self._start["status"] == "finished":
@@ -175,12 +177,22 @@ class RunRecord(HookBase):
 
     def _results(self) -> dict[str, Any]:
         """The best value of the metric that selects checkpoints, and the names of the metrics of evaluations."""
-        best = next(filter(None, (hook.best_result() for hook in self.trainer.hooks)), None)
+        best = self._best_result()
         return {
             "best": None if best is None else {name: getattr(best, name) for name in _OF_BEST},
             "evaluated": sorted(self.trainer.storage.results),
             **({"evaluated_weights": weights} if (weights := self.trainer.storage.evaluated_weights) else {}),
         }
+
+    def _best_result(self) -> BestResult | None:
+        return next(filter(None, (hook.best_result() for hook in self.trainer.hooks)), None)
+
+    def _is_best_saved(self) -> bool:
+        """Whether the best checkpoint is that of the best result: a failure may have been that of its save."""
+        best = self._best_result()
+        with suppress(CheckpointError, OSError):
+            return best is not None and read_manifest(Path(best.path)).iteration == best.iteration - 1
+        return False
 
     def _draw(self) -> None:
         """Write ``curves.png``, if matplotlib is installed and no run is stopped by it."""
