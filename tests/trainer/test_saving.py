@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 from pathlib import Path
 from typing import Any
 
