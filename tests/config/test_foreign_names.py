@@ -4,6 +4,7 @@ import ast
 import contextlib
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from omegaconf import OmegaConf
 from torch.utils.data import TensorDataset
 
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
-from trainwright.base.errors import ConfigKeyError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.cli.sweep.values import read_values
 from trainwright.cli.train import main
 from trainwright.config.arguments import default_argument_parser
 from trainwright.config.config_file.checks import _optimizer_faults, _setting_faults
 from trainwright.config.foreign_names import INNER_KEYS, SETTINGS, VALUES
 from trainwright.config.key_hints import keys_by_name
 from trainwright.config.lazy.lazy_config import get_config, try_get_key
+from trainwright.config.lazy.overrides import parse_override
 
 CONFIG = """
 from trainwright import LazyCall, get_config
@@ -53,7 +56,7 @@ def test_an_unknown_setting_is_answered_with_ours(name: str, text: str) -> None:
 
 
 PEERS = json.loads((Path(__file__).parent / "peer_names.json").read_text())
-BEGINNINGS = ("nothing, ", "there is no equivalent", "a ", "the ", "logging.getLogger(", "apply_liger_kernel")
+BEGINNINGS = ("Leave it out: ", "there is no equivalent", "a ", "the ", "logging.getLogger(", "apply_liger_kernel")
 BEGINNINGS += ("Trainer(", "trainer.", "torch.", "torchrun ", "build_image_train_loader(", "prepare_input_batch(")
 BEGINNINGS += ("create_train_dataloader(",)
 
@@ -78,6 +81,8 @@ def test_each_answer_is_a_setting_with_a_value_that_it_takes(name: str) -> None:
 
 def literal(text: str) -> Any:
     """The value at the beginning of a text."""
+    if text == "null":
+        return None
     for end in range(1, len(text) + 1):
         if text[end : end + 1] in ("", ",", " ", ";"):
             with contextlib.suppress(SyntaxError, ValueError):
@@ -145,6 +150,7 @@ def test_a_value_of_another_library_is_answered_by_what_to_write(setting: str) -
         ("train.ema", 0.999, "Write train.ema={'decay': 0.999}."),
         ("early_stopping", 3, "Write early_stopping={'patience': 3}."),
         ("train.early_stopping", 3, "Write train.early_stopping={'patience': 3}."),
+        ("model_checkpoint", 2, "Write model_checkpoint={'every_n_epoch': 2}."),
         ("early_stopping", "eval_loss", "Write early_stopping={'monitor': 'eval_loss'}."),
         ("model_checkpoint", True, "Write model_checkpoint={'every_n_epoch': 1}."),
         ("tensorboard", "runs", "Write tensorboard={'log_dir': 'runs'}."),
@@ -168,13 +174,54 @@ def test_a_value_of_another_library_is_answered_by_what_to_write(setting: str) -
         ("train.checkpointer.mirror", "/tmp/backup", "Write train.checkpointer.mirror='file:///tmp/backup'."),
         ("train.train_iter", "10k", "Write 10000."), ("train.train_epoch", "5ep", "Write 5."),
         ("max_steps", "2M", "Write 2000000."), ("num_epochs", "3 epochs", "Write 3."),
-        ("num_epochs", -1.0, "Here: a number of epochs that is not reached, and max_time"),
+        ("num_epochs", -1.0, "Set a large num_epochs, and max_time or early_stopping to end the run."),
+        ("max_steps", "1000ba", "Write 1000."), ("eval_steps", "50 it", "Write 50."),
+        ("eval_steps", "1k", "Write 1000."),
+        ("train.evaluation.eval_period", "100 steps", "Write 100."), ("limit_train_batches", "10 batches", "Write 10."),
+        ("max_time", "3 Days", "Write max_time=259200, in seconds."),
+        ("mixed_precision", "16-true", "model.to(torch.float16)"),
+        ("train.amp", "bf16-true", "model.to(torch.bfloat16)"),
+        ("tensorboard", True, "Leave it out: TensorBoard is on by default."),
         ("num_epochs", 2.5, "For a part of an epoch set max_steps."),
         ("train.amp", "bf16-mixed", "Write train.amp.enabled=True."),
     ],
 )  # fmt: skip
 def test_a_value_of_another_form_is_answered_by_what_to_write(setting: str, value: Any, text: str) -> None:
     assert text in refused(setting, value)
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [("quniform(0,1,0.1)", "uniform(0,1)"), ("suggest_float('lr',0.1,1)", "uniform(0,1)"),
+     ("suggest_uniform(0.1, 2)", "uniform(0.1,2)"), ("suggest_uniform(2,1)", "uniform(0,1)"),
+     ("loguniform(1e-5,1e-2)", "log(1e-5,1e-2)"), ("log_uniform(-9,-2)", "log(1e-4,1e-1)"),
+     ("randint(1,10)", "int(1,10)"), ("randint(0.5,2)", "int(1,8)"), ("randint(10)", "int(1,8)"),
+     ("grid_search([0.1,0.01])", "choice(0.1,0.01)"), ("categorical(a,b)", "choice(a,b)"),
+     ("categorical(['a', 'b'])", "choice('a','b')"), ("categorical([[1,2],[3]])", "choice(1,2)"),
+     ("suggest_categorical('lr',[0.1,1])", "choice(1,2)"), ("grid_search([])", "choice(1,2)")],
+)  # fmt: skip
+def test_the_draw_of_another_search_is_answered_with_one_that_is_read(given: str, line: str) -> None:
+    with pytest.raises(ConfigError, match="there is no function") as raised:
+        parse_override(f"optim.lr={given}")
+    written = re.search(r"Write (.+), with --trials N\.", str(raised.value))
+    assert written is not None
+    (text,) = shlex.split(written[1])
+    assert text == f"optim.lr={line}"
+    values = read_values([text])
+    assert values.keys == ["optim.lr"]
+    assert all(len(texts) > 1 for texts in values.choices.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [("optimizer.lr", "write lr=..."), ("optimizer.weight_decay", "write weight_decay=..."),
+     ("lr_scheduler.warmup_ratio", "write warmup_ratio=..."), ("loss.reduction", "{'name_': ..., 'reduction': ...}"),
+     ("optimizer.betas", "Write optimizer={'name_': ..., 'betas': ...}."),
+     ("optimizer.name_", "Write optimizer={'name_': ...}.")],
+)  # fmt: skip
+def test_an_argument_of_a_named_object_is_its_setting_or_beside_its_name(name: str, line: str) -> None:
+    with pytest.raises(ConfigKeyError, match=re.escape(line)):
+        TrainingConfig(**{name: 0.1})
 
 
 @pytest.mark.parametrize("value", [-1.0, 0.0, -2.5])
@@ -187,7 +234,8 @@ def test_a_key_inside_a_setting_is_answered_with_ours(section: str) -> None:
     above = "train." if section == "amp" else ""
     allowed = re.compile(r"\w+")
     for name, here in INNER_KEYS[section].items():
-        assert f"{section}.{name}: no such key. Here: {here}." in refused(f"{above}{section}.{name}", "x")
+        said = here if here.startswith("Leave it out") else f"Here: {here}"
+        assert f"{section}.{name}: no such key. {said}." in refused(f"{above}{section}.{name}", "x")
         assert allowed.match(here)
 
 
@@ -271,7 +319,8 @@ def test_a_flag_of_processes_names_the_launcher(flag: str, capsys: pytest.Captur
      ("train_iter=5", "Did you mean 'train.train_iter'"), ("something=5", "nothing reads it"),
      ("train.model_checkpoint.every_n_epoch=5", "TrainingConfig(model_checkpoint=...), and no key of train."),
      ("optim.lr:1e-3", "without spaces: optim.lr=1e-3"),
-     ("optim.lr=loguniform(1e-4,1e-1)", "no function 'loguniform'. Write optim.lr=log(1e-4,1e-1), with --trials N."),
+     ("optim.lr=loguniform(1e-4,1e-1)", "no function 'loguniform'. Write 'optim.lr=log(1e-4,1e-1)', with --trials N."),
+     ("train.dist.num_nodes=2", "Start them with trainwright launch -n N, or torchrun."),
      ("train.warmup_iter=100", "a run computes it, from train.warmup_ratio"),
      ("train.max_epochs=5", "Did you mean 'train.train_epoch'"),
      ("train.precison=bf16", "Did you mean 'train.amp.enabled'"), ("run/model_9", "--resume takes none")],

@@ -5,6 +5,7 @@ same as a setting are aliases of it instead, in the table of settings.
 """
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -44,7 +45,7 @@ SETTINGS = {
     "limit_predict_batches": "trainer.predict(data) with fewer samples",
     "auto_lr_find": "trainer.find_lr(apply=True)",
     **dict.fromkeys(("auto_scale_batch_size", "auto_find_batch_size"), "trainer.find_batch_size()"),
-    "dataloader_persistent_workers": "nothing, workers stay alive over epochs",
+    "dataloader_persistent_workers": "Leave it out: workers stay alive over epochs",
     "logging_first_step": "log_steps=1",
     **dict.fromkeys(("ema_decay", "model_ema", "model_ema_decay"), "ema={'decay': 0.999}"),
     "ema_tau": "ema={'decay': 0.9999, 'warmup': 2000}",
@@ -97,10 +98,10 @@ SETTINGS = {
     "item_tfms": "a transform of the data set",
     "batch_tfms": "prepare_input_batch(batch) of a subclass of Trainer",
     "reload_dataloaders_every_n_epochs": "create_train_dataloader(dataset) of a subclass, called for each epoch",
-    "use_distributed_sampler": "nothing, each process reads its share",
-    "dataloader_in_order": "nothing, batches are in the order of the samples",
-    "ignore_data_skip": "nothing, a resume continues with the next sample",
-    "device_placement": "nothing, the model and batches are moved to the device",
+    "use_distributed_sampler": "Leave it out: each process reads its share",
+    "dataloader_in_order": "Leave it out: batches are in the order of the samples",
+    "ignore_data_skip": "Leave it out: a resume continues with the next sample",
+    "device_placement": "Leave it out: the model and batches are moved to the device",
     "sample_weight": "a field of the samples, which a loss of your own uses",
     # Optimizer, schedule and loss.
     **dict.fromkeys(("betas", "adam_beta1", "adam_beta2"), "optimizer={'name_': 'AdamW', 'betas': [0.9, 0.999]}"),
@@ -145,8 +146,8 @@ SETTINGS = {
     "run_eagerly": "graph=False, the default",
     "ddp_find_unused_parameters": "find_unused_parameters",
     "ddp_timeout": "hang_timeout_s",
-    "ddp_backend": "nothing, it is nccl for GPUs and gloo for CPUs",
-    "average_tokens_across_devices": "nothing, a mean loss is over the tokens of all processes (loss_ignores)",
+    "ddp_backend": "Leave it out: it is nccl for GPUs and gloo for CPUs",
+    "average_tokens_across_devices": "Leave it out: a mean loss is over the tokens of all processes (loss_ignores)",
     **dict.fromkeys(("fsdp_plugin", "deepspeed_plugin", "deepspeed_plugins"), "zero_stage=1, 2 or 3, with torchrun"),
     "torch_tp_plugin": "tensor_parallel_size",
     "megatron_lm_plugin": "tensor_parallel_size and pipeline_parallel_size",
@@ -160,14 +161,14 @@ SETTINGS = {
     ),
     "do_eval": "eval_strategy, or trainer.evaluate()",
     "monitor": "metric_for_best_model, or early_stopping={'monitor': ...}",
-    "save_best_only": "nothing, the best checkpoint is kept, by metric_for_best_model",
+    "save_best_only": "Leave it out: the best checkpoint is kept, by metric_for_best_model",
     "prediction_loss_only": "metrics=None",
     "include_for_metrics": "Trainer(..., metrics_handler=...)",
     **dict.fromkeys(
         ("batch_eval_metrics", "eval_accumulation_steps", "eval_do_concat_batches", "eval_use_gather_object"),
-        "nothing, metrics count batch by batch",
+        "Leave it out: metrics count batch by batch",
     ),
-    "inference_mode": "nothing, evaluations compute no gradients",
+    "inference_mode": "Leave it out: evaluations compute no gradients",
     # Folders, logs and checkpoints.
     **dict.fromkeys(("work_dir", "save_dir", "project_dir", "project_config"), "output_dir"),
     "path": "the folder of a run is output_dir",
@@ -175,7 +176,7 @@ SETTINGS = {
     "verbose": "progress_bar",
     **dict.fromkeys(("logging_strategy", "log_processor"), "log_steps"),
     **dict.fromkeys(("log_level", "log_level_replica"), "logging.getLogger('trainwright').setLevel(...)"),
-    "log_on_each_node": "nothing, the main process writes the log",
+    "log_on_each_node": "Leave it out: the main process writes the log",
     **dict.fromkeys(("logging_nan_inf_filter", "debug"), "the setting non_finite says what NaN and infinity do"),
     "detect_anomaly": "torch.autograd.set_detect_anomaly(True), in your program",
     "include_num_input_tokens_seen": "log_throughput",
@@ -188,11 +189,11 @@ SETTINGS = {
     **dict.fromkeys(
         ("trackio_space_id", "trackio_bucket_id", "trackio_static_space_id"), "trackers={'trackio': {...}}"
     ),
-    "enable_autolog_hparams": "nothing, TensorBoard and trackers get the settings",
-    "save_only_model": "nothing, a checkpoint has the complete state; trainer.export(folder) writes the model",
-    "enable_jit_checkpoint": "nothing, SIGTERM saves and stops a run",
-    "restore_callback_states_from_checkpoint": "nothing, a resume restores what state_dict() of a callback returns",
-    "rng_types": "nothing, a checkpoint has all random generators",
+    "enable_autolog_hparams": "Leave it out: TensorBoard and trackers get the settings",
+    "save_only_model": "Leave it out: a checkpoint has the complete state; trainer.export(folder) writes the model",
+    "enable_jit_checkpoint": "Leave it out: SIGTERM saves and stops a run",
+    "restore_callback_states_from_checkpoint": "Leave it out: a resume restores state_dict() of each callback",
+    "rng_types": "Leave it out: a checkpoint has all random generators",
     "load_from": "init_weights_from",
     "resume": "resume_from_checkpoint=True",
     **dict.fromkeys(
@@ -272,6 +273,29 @@ DRAWN = {
     **dict.fromkeys(("randint", "suggest_int", "int_uniform"), "int"),
     **dict.fromkeys(("categorical", "suggest_categorical", "grid_search"), "choice"),
 }
+_DRAWS = {"uniform": "uniform(0,1)", "log": "log(1e-4,1e-1)", "int": "int(1,8)", "choice": "choice(1,2)"}
+
+
+def drawn_hint(function: str, arguments: str) -> str | None:
+    """The draw of an override for that of another library's search; None if ``function`` is not known.
+
+    Its arguments stay if they mean the same here: two numbers, or the values of a choice.
+    """
+    ours = DRAWN.get(function.lower())
+    if ours is None:
+        return None
+    if ours == "choice":
+        values = re.fullmatch(r"\[([^][{}()]+)\]|([^][{}()'\"]+)", arguments.strip())
+        texts = [] if values is None else [text.strip() for text in (values[1] or values[2]).split(",")]
+        return f"choice({','.join(texts)})" if len(texts) > 1 and all(texts) else _DRAWS[ours]
+    try:
+        low, high = map(float, arguments.split(","))
+    except ValueError:
+        return _DRAWS[ours]
+    is_meant = -math.inf < low < high < math.inf and (ours != "log" or low > 0)
+    is_meant = is_meant and (ours != "int" or (low.is_integer() and high.is_integer()))
+    return f"{ours}({arguments.replace(' ', '')})" if is_meant else _DRAWS[ours]
+
 
 # Attributes of a trainer.
 ATTRIBUTES = {
@@ -472,7 +496,8 @@ _PRECISIONS = {
     "no": ("32", "32-true", "fp32", "float32", "single", "torch.float32", "float", "fp32-true", "none", "o0"),
 }  # fmt: skip
 _OTHER_PRECISIONS = {
-    **dict.fromkeys(("16-true", "bf16-true"), "a model in this type, model.to(torch.bfloat16), and no mixed precision"),
+    "16-true": "a model in this type, model.to(torch.float16), and no mixed precision",
+    "bf16-true": "a model in this type, model.to(torch.bfloat16), and no mixed precision",
     **dict.fromkeys(("64", "64-true", "float64", "double", "torch.float64"), "model.double(), and no mixed precision"),
     **dict.fromkeys(("fp8", "transformer-engine", "transformer-engine-float16", "nf4", "int8", "amp_fp8"), _NONE),
 }
@@ -529,11 +554,19 @@ def _by_value(lines: Mapping[str, Iterable[str]]) -> dict[str, str]:
 
 def _by_word(setting: str, words_of: Mapping[Any, Iterable[str]]) -> dict[str, str]:
     """``setting=value`` for each word of another library for the value."""
-    return _by_value({f"{setting}={value!r}": words for value, words in words_of.items()})
+    none = _none(setting)
+    return _by_value(
+        {f"{setting}={none if value is None else repr(value)}": words for value, words in words_of.items()}
+    )
+
+
+def _none(setting: str) -> str:
+    """None in a line for ``setting``: a key of config files is given as an override, where ``None`` is a text."""
+    return "null" if setting.startswith("train.") else "None"
 
 
 _AMP = {True: (*_PRECISIONS["fp16"], *_PRECISIONS["bf16"]), False: _PRECISIONS["no"]}
-_ENDLESS = "a number of epochs that is not reached, and max_time or early_stopping, which end the run"
+_UNLIMITED_EPOCHS = "Set a large num_epochs, and max_time or early_stopping to end the run"
 _UNLIMITED = ("-1", "0", "all", "inf", "none", "-1.0", "0.0", "false")
 VALUES: dict[str, dict[str, str]] = {
     "mixed_precision": _by_word("mixed_precision", _PRECISIONS) | _OTHER_PRECISIONS,
@@ -566,7 +599,7 @@ VALUES: dict[str, dict[str, str]] = {
     "lr_scheduler_type": _by_value(_SCHEDULES),
     "optimizer": _by_value(_OPTIMIZERS),
     "loss": _by_word("loss", _LOSSES),
-    "num_epochs": dict.fromkeys(("-1", "-1.0", "inf"), _ENDLESS),
+    "num_epochs": dict.fromkeys(("-1", "-1.0", "inf"), _UNLIMITED_EPOCHS),
     **{
         name: _by_word(name, {None: _UNLIMITED})
         for name in (
@@ -576,8 +609,11 @@ VALUES: dict[str, dict[str, str]] = {
         )
     },
     **{
-        name: {"-1": f"{name}=None, and max_to_keep=None, which keeps all checkpoints", "0": f"{name}=None"}
-        for name in ("save_top_k", "train.checkpointer.save_top_k")
+        f"{above}save_top_k": {
+            "-1": f"{above}save_top_k={none}, and {above}max_to_keep={none}, which keeps all checkpoints",
+            "0": f"{above}save_top_k={none}",
+        }
+        for above, none in (("", "None"), ("train.checkpointer.", "null"))
     },
     "batch_size": {"auto": "trainer.find_batch_size(), which searches the largest"},
     "dataloader_num_workers": {"auto": "dataloader_num_workers=-1"},
@@ -592,10 +628,10 @@ VALUES: dict[str, dict[str, str]] = {
         for name in ("profile", "train.profile")
     },
     **{
-        name: {"true": "nothing, the best checkpoint is kept; the name of another metric keeps one more"}
+        name: {"true": "Leave it out: the best checkpoint is kept; the name of another metric keeps one more"}
         for name in ("save_best", "train.checkpointer.save_best")
     },
-    "tensorboard": dict.fromkeys(("true", "yes", "on"), "nothing, this is the default"),
+    "tensorboard": dict.fromkeys(("true", "yes", "on"), "Leave it out: TensorBoard is on by default"),
 }  # fmt: skip
 
 # Keys inside of settings that are dicts.
@@ -611,7 +647,7 @@ INNER_KEYS = {
             ("restore_best_weights", "load_best"), "the setting load_best_model_at_end, outside of early_stopping"
         ),
         "stopping_threshold": "baseline, which the first evaluations have to pass",
-        **dict.fromkeys(("verbose", "strict", "check_finite", "check_on_train_epoch_end"), "nothing, leave it out"),
+        **dict.fromkeys(("verbose", "strict", "check_finite", "check_on_train_epoch_end"), "Leave it out"),
     },
     "ema": {
         **dict.fromkeys(("beta", "alpha", "momentum", "ema_decay", "rate", "max_decay"), "decay"),
@@ -628,9 +664,9 @@ INNER_KEYS = {
         **dict.fromkeys(("save_top_k", "save_best", "max_to_keep"), "a setting beside model_checkpoint"),
         **dict.fromkeys(("monitor", "mode", "save_best_only"), "metric_for_best_model and greater_is_better, settings"),
         **dict.fromkeys(("dirpath", "filename", "filepath"), "checkpoints_dir, a setting"),
-        "save_last": "nothing, the newest checkpoint is kept",
+        "save_last": "Leave it out: the newest checkpoint is kept",
         "max_keep_ckpts": "max_to_keep, a setting",
-        "save_weights_only": "nothing, a checkpoint has the complete state",
+        "save_weights_only": "Leave it out: a checkpoint has the complete state",
     },
     "trackers": {
         "tensorboard": "the setting tensorboard={'log_dir': ...}, which is on by default",
@@ -650,15 +686,19 @@ def value_hint(where: str, value: object) -> str:
     here = VALUES.get(where, {}).get(str(value).strip().lower())
     if here is None:
         return ""
-    if here == _NONE:
-        return f"It is of another library; {_NONE}."
-    return f"Write {here}." if re.match(r"[\w.]+=|'", here) else f"Here: {here}."
+    return f"Write {here}." if re.match(r"[\w.]+=|'", here) else _sentence(here)
 
 
 def inner_key_hint(section: str, key: str) -> str:
     """What a key of a setting that is a dict is called here, as a sentence; "" if not known."""
     here = INNER_KEYS.get(section, {}).get(key)
-    return "" if here is None else f"Here: {here}."
+    return "" if here is None else _sentence(here)
+
+
+def _sentence(here: str) -> str:
+    if here == _NONE:
+        return f"It is of another library; {_NONE}."
+    return f"{here}." if here.startswith(("Leave ", "Set ")) else f"Here: {here}."
 
 
 def setting_hint(
@@ -675,7 +715,10 @@ def setting_hint(
         near = nearest_name(name, names).lstrip()
         few = sorted(names, key=lambda one: -difflib.SequenceMatcher(None, name, one).ratio())[:5]
         return near or f"The nearest names are {', '.join(few)}; get_config_help() describes all."
-    return f"Here: {SETTINGS[name]}." if SETTINGS[name] != _NONE else f"It is of another library; {_NONE}."
+    return _sentence(SETTINGS[name])
+
+
+_NAMED = ("optimizer", "lr_scheduler", "loss")  # dicts of a name and its arguments, some of which are settings, too
 
 
 def _without_dots(name: str, allowed: set[str], settings: Mapping[str, str], sign: str) -> str:
@@ -683,9 +726,13 @@ def _without_dots(name: str, allowed: set[str], settings: Mapping[str, str], sig
     first, _, rest = name.removeprefix("train.").partition(".")
     last = name.rpartition(".")[2]
     found = settings.get(name) or settings.get(f"train.{name}")
+    if found is None and first in _NAMED and last in allowed:
+        found = last
     if found is None and first in allowed and rest:
         key = INNER_KEYS.get(first, {}).get(rest, rest)
-        return f"Write {first}{sign}{{{key if sign == ': ' else repr(key)}: ...}}."
+        keys = ["name_", key] if first in _NAMED and key != "name_" else [key]
+        items = ", ".join(f"{one if sign == ': ' else repr(one)}: ..." for one in keys)
+        return f"Write {first}{sign}{{{items}}}."
     found = found or (last if last in allowed else None)
     if found is None:
         return f"The settings have no sections. {setting_hint(last, allowed)}"

@@ -48,11 +48,12 @@ _BUILT = (
     "model", "optim", "dataloader", "tokenization", "train.scheduler", "train.evaluation.evaluator",
     *OWN_CODE,
 )  # fmt: skip
+_PROCESSES = "the processes of the run"
 # Keys that a run writes, whose value in a file is that of an earlier run.
 _COMPUTED = {
     "train.warmup_iter": "train.warmup_ratio",
-    "train.dist.num_nodes": "the processes that torchrun starts",
-    "train.dist.num_gpus_per_node": "the processes that torchrun starts",
+    "train.dist.num_nodes": _PROCESSES,
+    "train.dist.num_gpus_per_node": _PROCESSES,
     "train.dist.actual_pipeline_stage_id": "train.dist.custom_pipeline_stage_id",
     "train.samples": "train.train_iter or train.train_epoch",
 }
@@ -170,7 +171,8 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     yield from _own_code_faults(cfg)
     for path, setting in _COMPUTED.items():
         if override_at(cfg, path) is not None:
-            yield Fault(path, f"a run computes it, from {setting}, and writes it into config.yaml. Set {setting}.")
+            do = f"Set {setting}" if setting != _PROCESSES else "Start them with trainwright launch -n N, or torchrun"
+            yield Fault(path, f"a run computes it, from {setting}, and writes it into config.yaml. {do}.")
     milestones = value_at(value_at(sections["train"], "scheduler"), "milestones")
     if milestones is not None:
         allowed = milestone_fault(milestones) if isinstance(milestones, ListConfig) else "a list of ratios in [0, 1)"

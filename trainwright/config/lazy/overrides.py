@@ -155,8 +155,9 @@ def parse_override(text: str) -> "Override":
         if "[" in key and (dotted := re.sub(r"\[(\d+)\]", r".\1", key)) != key:
             raise ConfigError(f"override {text!r}: an index of a list has a dot. Write {dotted}={value}") from error
         drawn = re.match(r"(\w+)\((.*)\)$", value.strip())
-        if drawn is not None and (ours := foreign_names.DRAWN.get(drawn[1].lower())):
-            line = f"{key}={ours}({drawn[2]})"
+        if drawn is not None and (ours := foreign_names.drawn_hint(drawn[1], drawn[2])) is not None:
+            line = f"{key}={ours}"
+            line = f'"{line}"' if "'" in line else f"'{line}'"  # a shell reads brackets itself
             raise ConfigError(
                 f"override {text!r}: there is no function {drawn[1]!r}. Write {line}, with --trials N."
             ) from error
