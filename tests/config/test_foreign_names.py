@@ -147,9 +147,11 @@ def test_a_value_of_another_library_is_answered_by_what_to_write(setting: str) -
     ("setting", "value", "text"),
     [
         ("ema", 0.999, "Write ema={'decay': 0.999}."), ("ema", "0.999", "Write ema={'decay': 0.999}."),
-        ("train.ema", 0.999, "Write train.ema={'decay': 0.999}."),
+        ("train.ema", 0.999, "Write 'train.ema={decay: 0.999}'."),
         ("early_stopping", 3, "Write early_stopping={'patience': 3}."),
-        ("train.early_stopping", 3, "Write train.early_stopping={'patience': 3}."),
+        ("train.early_stopping", 3, "Write 'train.early_stopping={patience: 3}'."),
+        ("early_stopping", 0.01, "Write early_stopping={'min_delta': 0.01}."),
+        ("early_stopping", "true", "Write early_stopping={'patience': 3}."),
         ("model_checkpoint", 2, "Write model_checkpoint={'every_n_epoch': 2}."),
         ("early_stopping", "eval_loss", "Write early_stopping={'monitor': 'eval_loss'}."),
         ("model_checkpoint", True, "Write model_checkpoint={'every_n_epoch': 1}."),
@@ -171,7 +173,7 @@ def test_a_value_of_another_library_is_answered_by_what_to_write(setting: str) -
         ("ema.warmup", 0.1, "It is a number of updates, such as 2000."),
         ("train.ema.warmup", 0.1, "It is a number of updates, such as 2000."),
         ("checkpoint_mirror", "/tmp/backup", "Write checkpoint_mirror='file:///tmp/backup'."),
-        ("train.checkpointer.mirror", "/tmp/backup", "Write train.checkpointer.mirror='file:///tmp/backup'."),
+        ("train.checkpointer.mirror", "/tmp/backup", "Write train.checkpointer.mirror=file:///tmp/backup."),
         ("train.train_iter", "10k", "Write 10000."), ("train.train_epoch", "5ep", "Write 5."),
         ("max_steps", "2M", "Write 2000000."), ("num_epochs", "3 epochs", "Write 3."),
         ("num_epochs", -1.0, "Set a large num_epochs, and max_time or early_stopping to end the run."),
@@ -179,6 +181,7 @@ def test_a_value_of_another_library_is_answered_by_what_to_write(setting: str) -
         ("eval_steps", "1k", "Write 1000."),
         ("train.evaluation.eval_period", "100 steps", "Write 100."), ("limit_train_batches", "10 batches", "Write 10."),
         ("max_time", "3 Days", "Write max_time=259200, in seconds."),
+        ("hang_timeout_s", "5m", "Write hang_timeout_s=300, in seconds."),
         ("mixed_precision", "16-true", "model.to(torch.float16)"),
         ("train.amp", "bf16-true", "model.to(torch.bfloat16)"),
         ("tensorboard", True, "Leave it out: TensorBoard is on by default."),
@@ -188,6 +191,38 @@ def test_a_value_of_another_library_is_answered_by_what_to_write(setting: str) -
 )  # fmt: skip
 def test_a_value_of_another_form_is_answered_by_what_to_write(setting: str, value: Any, text: str) -> None:
     assert text in refused(setting, value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("max_steps", "5ep"), ("num_epochs", "1000ba"), ("eval_steps", "2epochs"), ("train.train_iter", "2 epochs"),
+     ("train.train_epoch", "100it"), ("batch_size", "5 steps"), ("gradient_accumulation_steps", "2ep"),
+     ("max_time", "3 months"), ("max_time", "500ms"), ("max_time", "0s"), ("profile", 3), ("train.profile", 3),
+     ("ema", 100), ("ema", 1.5), ("train.ema", 0.0), ("early_stopping", -1), ("early_stopping", "false")],
+)  # fmt: skip
+def test_a_value_of_another_unit_or_of_no_known_key_gets_no_line(setting: str, value: Any) -> None:
+    message = refused(setting, value)
+    assert "it must be " in message
+    assert "Write" not in message
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("train.early_stopping", 3), ("train.early_stopping", 0.01), ("train.early_stopping", "eval_loss"),
+     ("train.early_stopping", "the loss"), ("train.early_stopping", "null"), ("train.early_stopping", True),
+     ("train.ema", 0.999), ("train.unfreeze", ["head"]), ("train.unfreeze", "a.0"),
+     ("train.unfreeze", ["it's", 'a "b"']), ("train.unfreeze", {"epoch": 0.5, "layers": ["head"]}),
+     ("train.checkpointer", 100), ("train.zero_optimization", 2), ("train.evaluation", False),
+     ("train.checkpointer.mirror", "/tmp/back up"), ("train.max_time", "2h"), ("train.max_time", -1),
+     ("train.checkpointer.max_to_keep", "all"), ("train.amp", "bf16-mixed"), ("train.profile", "simple")],
+)  # fmt: skip
+def test_the_line_for_a_key_of_config_files_is_an_override_that_a_shell_takes(setting: str, value: Any) -> None:
+    message = refused(setting, value)
+    line = re.search(r"Write (.+?)(?:, with|, in seconds|\.$)", message)
+    assert line is not None, message
+    (text,) = shlex.split(line[1])
+    override = parse_override(text)
+    assert refused(override.key_or_group, override.value()) == "", message
 
 
 @pytest.mark.parametrize(

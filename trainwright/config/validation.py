@@ -4,9 +4,11 @@ A type states in :class:`Allowed` what a message lists as allowed. A section is 
 """
 
 import functools
+import json
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -152,16 +154,32 @@ def _as_list(hint: Any, value: Any, where: str) -> str:
 
 
 _FACTORS = {"k": 1000, "m": 1_000_000}
-_COUNTED = r"(\d+)\s*([kKmM]|ep|ba|epochs?|batch(?:es)?|steps?|it|iters?|iterations?)"  # 10k, 5ep
+# The unit of a text such as "5ep", and the settings that count it.
+_COUNTED_UNITS = {
+    r"ep|epochs?": r".*(num_epochs|train_epoch|_n_epoch)",
+    r"ba|batch(es)?": r".*(_batches|eval_iter)",
+    r"ba|batch(es)?|steps?|it|iters?|iterations?": (
+        r".*((?<!accumulation)_steps|train_iter|every_n_iteration|period|ema\.(warmup|start|every))"
+    ),
+}
+
+
+def _is_counted(where: str, unit: str) -> bool:
+    """Whether the setting at ``where`` counts in ``unit``."""
+    return any(
+        re.fullmatch(units, unit, re.IGNORECASE) and re.fullmatch(settings, where)
+        for units, settings in _COUNTED_UNITS.items()
+    )
 
 
 def _as_number(hint: Any, value: Any, where: str) -> str:
     """Where a number is accepted, and its text was given."""
     if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
         return ""
-    if (counted := re.fullmatch(_COUNTED, value)) is not None:
-        count = int(counted[1]) * _FACTORS.get(counted[2].lower(), 1)
-        return f"Write {count}." if _takes(hint, count) else ""
+    if (counted := re.fullmatch(r"(\d+)\s*([a-z]+)", value, re.IGNORECASE)) is not None:
+        unit = counted[2].lower()
+        count = int(counted[1]) * _FACTORS.get(unit, 1)
+        return f"Write {count}." if (unit in _FACTORS or _is_counted(where, unit)) and _takes(hint, count) else ""
     try:
         number = float(value) if re.search(r"[.eE]", value) else int(value)
         _adapter(hint).validate_python(number, strict=True)
@@ -176,10 +194,21 @@ def _as_bool(hint: Any, value: Any, where: str) -> str:
     return "" if word is None else f"Write {word}."
 
 
-_EXAMPLES = {  # of sections that are not switched on by True alone
-    "early_stopping": "{'patience': 3}",
-    "ema": "{'decay': 0.999}",
-    "model_checkpoint": "{'every_n_epoch': 1}",
+# Of sections that are not switched on by True alone.
+_EXAMPLES: dict[str, dict[str, Any]] = {
+    "early_stopping": {"patience": 3},
+    "ema": {"decay": 0.999},
+    "model_checkpoint": {"every_n_epoch": 1},
+}
+# The keys that a single value may mean, by their sections: the first one that takes it.
+_MEANT = {
+    "early_stopping": ("patience", "min_delta", "monitor"),
+    "ema": ("decay",),
+    "model_checkpoint": ("every_n_epoch",),
+    "tensorboard": ("log_dir",),
+    "checkpointer": ("period",),
+    "evaluation": ("eval_period",),
+    "zero_optimization": ("stage",),
 }
 
 
@@ -188,19 +217,46 @@ def _in_section(hint: Any, value: Any, where: str) -> str:
     section = _section(hint)
     if section is None or value is None or isinstance(value, Mapping):
         return ""
-    keys, word = get_type_hints(section, include_extras=True), WORDS_OF_BOOL.get(str(value).lower())
-    if isinstance(value, str) and re.fullmatch(r"\d*\.?\d+", value):
-        value = float(value) if "." in value else int(value)
+    name, word = where.rpartition(".")[2], WORDS_OF_BOOL.get(str(value).lower())
+    keys = get_type_hints(section, include_extras=True)
     if word is not None and "enabled" in keys:
         return f"Write {where}.enabled={word}."
+    if isinstance(value, str) and re.fullmatch(r"\d*\.?\d+", value):
+        value = float(value) if "." in value else int(value)
+    elif word is not None and isinstance(value, str):
+        value = word
     if isinstance(value, bool):
-        example = _EXAMPLES.get(where.rpartition(".")[2]) if value else None
-        return "" if example is None else f"Write {where}={example}."
-    key = next((key for key, kind in keys.items() if _takes(kind, value)), None)
-    if key is None:
+        return f"Write {_line(where, _EXAMPLES[name])}." if value and name in _EXAMPLES else ""
+    key = next((key for key in _MEANT.get(name, ()) if _takes(keys[key], value)), None)
+    if key is None or not value or (key == "decay" and not isinstance(value, float)):
         return ""
-    section_of_value = {key: value}
-    return f"Write {where}={section_of_value!r}." if _takes(hint, None) else f"Write {where}.{key}={value!r}."
+    return f"Write {_line(where, {key: value}) if _takes(hint, None) else _line(f'{where}.{key}', value)}."
+
+
+def _line(where: str, value: Any) -> str:
+    """The line that sets a value: of Python, or, for a key of config files, an override as a shell takes it.
+
+    >>> _line("ema", {"decay": 0.999}), _line("train.ema", {"decay": 0.999})
+    ("ema={'decay': 0.999}", "'train.ema={decay: 0.999}'")
+    """
+    return shlex.quote(f"{where}={_in_override(value)}") if where.startswith("train.") else f"{where}={value!r}"
+
+
+def _in_override(value: Any) -> str:
+    """A value in the grammar of overrides, whose keys have no quotes."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_in_override(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_in_override, value))}]"
+    if not isinstance(value, str):
+        return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    is_plain = re.fullmatch(r"[A-Za-z_][\w./:-]*", value) and value.lower() not in (
+        "null",
+        "nan",
+        "inf",
+        *WORDS_OF_BOOL,
+    )
+    return value if is_plain else json.dumps(value, ensure_ascii=False)
 
 
 def _takes(kind: Any, value: Any) -> bool:
@@ -212,6 +268,7 @@ def _takes(kind: Any, value: Any) -> bool:
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}  # in seconds
+_TIME = r"(\d+)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)"
 
 
 def _of_setting(hint: Any, value: Any, where: str) -> str:
@@ -226,17 +283,19 @@ def _of_setting(hint: Any, value: Any, where: str) -> str:
     elif where == "eval_strategy" and _takes(Count | _ShareOfSteps, value):
         text = f"Write eval_strategy='step', eval_steps={value!r}."
     elif name == "unfreeze" and (layers := [value] if isinstance(value, str) else value) and _takes(FieldNames, layers):
-        text = f"Write {where}={[{'epoch': 1, 'layers': layers}]!r}, with the epoch after which these are trained."
+        text = f"Write {_line(where, [{'epoch': 1, 'layers': layers}])}, with the epoch after which these are trained."
     elif name == "unfreeze":
         text = _faulty_stage(where, value)
-    elif name == "max_time" and (time := re.fullmatch(r"(\d+)\s*([smhd])[a-z]*", str(value), re.IGNORECASE)):
-        text = f"Write {where}={int(time[1]) * _UNITS[time[2].lower()]}, in seconds."
+    elif name in ("max_time", "hang_timeout_s", "dist.hang_timeout_s"):
+        time = re.fullmatch(_TIME, str(value), re.IGNORECASE)
+        seconds = 0 if time is None else int(time[1]) * _UNITS[time[2][0].lower()]
+        text = f"Write {where}={seconds}, in seconds." if seconds else ""
     elif where == "learning_rate" and isinstance(value, list | tuple | slice | Mapping):
         text = "For rates by depth set layer_decay=0.9; for others pass Trainer(..., optimizer=...) with groups."
     elif name == "ema.warmup" and isinstance(value, float):
         text = "It is a number of updates, such as 2000."
     elif name.endswith("mirror") and isinstance(value, str) and value[:1] in ("/", ".", "~"):
-        text = f"Write {where}={'file://' + os.path.abspath(os.path.expanduser(value))!r}."
+        text = f"Write {_line(where, 'file://' + os.path.abspath(os.path.expanduser(value)))}."
     elif name.endswith("accumulation_steps") and isinstance(value, Mapping) and 0 not in (counts := _by_update(value)):
         counts = {0: 1} | counts
         text = f"The number from the first update on, that of key 0, is missing: write {counts!r}."
@@ -261,7 +320,7 @@ def _faulty_stage(where: str, value: Any) -> str:
                 return f"Item {number} has {key}={part!r}; it must be {allowed_text(kinds[key], key)}{names}."
         if "layers" not in stage:
             return f"Item {number} lacks the key 'layers'."
-    return f"Write {where}={stages!r}, with brackets."
+    return f"Write {_line(where, stages)}, with brackets."
 
 
 def _as_names(layers: Any) -> str:
