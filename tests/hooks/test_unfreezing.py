@@ -133,7 +133,11 @@ def test_graph_mode_trains_the_same_layers(tmp_path: Path) -> None:
             r"every parameter of WithNorm would be frozen until step 3",
         ),
         ({"epoch": 1}, r"unfreeze.*it must be a list such as.*Item 0 lacks the key 'layers'"),
-        ({"epoch": 1, "layers": ["first"]}, r"Write .*unfreeze=\[{'epoch': 1, 'layers': \['first'\]}\], with brackets"),
+        (
+            {"epoch": 1, "layers": ["first"]},
+            r"Write (unfreeze=\[{'epoch': 1, 'layers': \['first'\]}\]"
+            r"|'train.unfreeze=\[{epoch: 1, layers: \[first\]}\]'), with brackets",
+        ),
         ([{"epoch": 1, "layers": [0]}], r"Item 0 has layers=\[0\]; it must be a list of names of layers, \['0'\]"),
         ([{"epoch": 1, "layers": "first"}], r"Item 0 has layers='first'; it must be a list.*, \['first'\]"),
         (
