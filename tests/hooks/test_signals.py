@@ -262,9 +262,12 @@ def test_signals_end_a_process_that_a_callback_forks() -> None:
     def fork_and_signal(t: Any) -> None:
         for name, codes in ended.items():
             for _ in range(10):
-                pid = forked(lambda: time.sleep(60))
+                runs, begins = os.pipe()
+                pid = forked(lambda begins=begins: (os.write(begins, b"1"), time.sleep(60)))  # type: ignore[misc]
                 if name == "SIGINT":  # Python forgets one that comes before the process runs; not the others
-                    time.sleep(0.1)
+                    os.read(runs, 1)
+                os.close(runs)
+                os.close(begins)
                 os.kill(pid, signal.Signals[name])
                 codes.append(how_it_ended(pid))
 

@@ -104,7 +104,7 @@ def test_what_cannot_be_trained_is_said_before_the_first_step(
 
 
 def test_other_parts_that_are_missing_or_wrong(tmp_path: Path) -> None:
-    with pytest.raises(ConfigTypeError, match=r"(?s)Trainer.model: got 3 .int.*config: got dict.*train_dataset"):
+    with pytest.raises(ConfigTypeError, match=r"(?s)Trainer.model: got 3 .int.*config: got {} .dict.*train_dataset"):
         Trainer(3, {})
     with pytest.raises(ConfigError, match="there is no eval_dataset"):
         Trainer(make(Net), config(tmp_path), PAIRS).evaluate()

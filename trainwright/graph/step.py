@@ -127,7 +127,7 @@ class CompiledStep:
             self._update.record_loss(loss)
         if others and has_event_storage():  # not in a user's own loop
             for name, value in others.items():
-                get_event_storage().put_scalar(name, value, smoothing_hint=name == "grad_norm")
+                get_event_storage().put_scalar(name, value)
         return self._logs_of(loss, outputs)
 
     def _find(self, batch: Any) -> tuple[Programs | None, Inputs | None]:
