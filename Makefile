@@ -9,7 +9,7 @@ OUTPUT := output/MNIST
 
 help:
 	@echo "make demo    train the MNIST project on handwritten digits (about a minute; creates .venv first)"
-	@echo "make test    run the tests (eight to ten minutes on two cores)"
+	@echo "make test    run the tests (about twelve minutes on two cores)"
 	@echo "make test-fast  run the tests that neither start programs nor compile (a minute and a half)"
 	@echo "make test-all   run all tests, with the products of cases that make test samples (half an hour); the repository's workflow runs it"
 	@echo "make torture kill training runs more than 500 times, at every point of a save, and compare the results; all layouts of checkpoints and failures (minutes)"
