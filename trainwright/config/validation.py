@@ -273,33 +273,59 @@ _TIME = r"(\d+)\s*(s|secs?|seconds?|m|mins?|minutes?|h|hrs?|hours?|d|days?)"
 
 def _of_setting(hint: Any, value: Any, where: str) -> str:
     """For single settings."""
-    name, text = where.removeprefix("train."), ""
-    if where == "num_epochs" and isinstance(value, float) and value > 0:
-        text = "For a part of an epoch set max_steps."
-    elif where == "train.scheduler":
-        text = "Write LazyCall(WarmupCosineLR)(...), with a schedule of trainwright.optim or torch."
-    elif where == "warmup_ratio" and _takes(Count, value):
-        text = f"For a number of updates write warmup_steps={value!r}."
-    elif where == "eval_strategy" and _takes(Count | _ShareOfSteps, value):
-        text = f"Write eval_strategy='step', eval_steps={value!r}."
-    elif name == "unfreeze" and (layers := [value] if isinstance(value, str) else value) and _takes(FieldNames, layers):
-        text = f"Write {_line(where, [{'epoch': 1, 'layers': layers}])}, with the epoch after which these are trained."
-    elif name == "unfreeze":
-        text = _faulty_stage(where, value)
-    elif name in ("max_time", "hang_timeout_s", "dist.hang_timeout_s"):
-        time = re.fullmatch(_TIME, str(value), re.IGNORECASE)
-        seconds = 0 if time is None else int(time[1]) * _UNITS[time[2][0].lower()]
-        text = f"Write {where}={seconds}, in seconds." if seconds else ""
-    elif where == "learning_rate" and isinstance(value, list | tuple | slice | Mapping):
-        text = "For rates by depth set layer_decay=0.9; for others pass Trainer(..., optimizer=...) with groups."
-    elif name == "ema.warmup" and isinstance(value, float):
-        text = "It is a number of updates, such as 2000."
-    elif name.endswith("mirror") and isinstance(value, str) and value[:1] in ("/", ".", "~"):
-        text = f"Write {_line(where, 'file://' + os.path.abspath(os.path.expanduser(value)))}."
-    elif name.endswith("accumulation_steps") and isinstance(value, Mapping) and 0 not in (counts := _by_update(value)):
-        counts = {0: 1} | counts
-        text = f"The number from the first update on, that of key 0, is missing: write {counts!r}."
-    return text
+    answer = _ANSWERS.get(where)
+    return "" if answer is None else answer(value, where)
+
+
+def _as_max_steps(value: Any, where: str) -> str:
+    return "For a part of an epoch set max_steps." if isinstance(value, float) and value > 0 else ""
+
+
+def _as_schedule(value: Any, where: str) -> str:
+    return "Write LazyCall(WarmupCosineLR)(...), with a schedule of trainwright.optim or torch."
+
+
+def _as_warmup_steps(value: Any, where: str) -> str:
+    return f"For a number of updates write warmup_steps={value!r}." if _takes(Count, value) else ""
+
+
+def _as_eval_steps(value: Any, where: str) -> str:
+    return f"Write eval_strategy='step', eval_steps={value!r}." if _takes(Count | _ShareOfSteps, value) else ""
+
+
+def _as_stages(value: Any, where: str) -> str:
+    layers = [value] if isinstance(value, str) else value
+    if not layers or not _takes(FieldNames, layers):
+        return _faulty_stage(where, value)
+    return f"Write {_line(where, [{'epoch': 1, 'layers': layers}])}, with the epoch after which these are trained."
+
+
+def _as_seconds(value: Any, where: str) -> str:
+    time = re.fullmatch(_TIME, str(value), re.IGNORECASE)
+    seconds = 0 if time is None else int(time[1]) * _UNITS[time[2][0].lower()]
+    return f"Write {where}={seconds}, in seconds." if seconds else ""
+
+
+def _as_rates(value: Any, where: str) -> str:
+    if not isinstance(value, list | tuple | slice | Mapping):
+        return ""
+    return "For rates by depth set layer_decay=0.9; for others pass Trainer(..., optimizer=...) with groups."
+
+
+def _as_warmup_of_average(value: Any, where: str) -> str:
+    return "It is a number of updates, such as 2000." if isinstance(value, float) else ""
+
+
+def _as_url(value: Any, where: str) -> str:
+    if not (isinstance(value, str) and value[:1] in ("/", ".", "~")):
+        return ""
+    return f"Write {_line(where, 'file://' + os.path.abspath(os.path.expanduser(value)))}."
+
+
+def _as_schedule_of_counts(value: Any, where: str) -> str:
+    if not isinstance(value, Mapping) or 0 in (counts := _by_update(value)):
+        return ""
+    return f"The number from the first update on, that of key 0, is missing: write { ({0: 1} | counts)!r}."
 
 
 def _faulty_stage(where: str, value: Any) -> str:
@@ -329,6 +355,18 @@ def _as_names(layers: Any) -> str:
     return f", {[str(one) for one in layers]!r}" if is_meant else ""
 
 
+_ANSWERS: dict[str, Callable[[Any, str], str]] = {
+    "num_epochs": _as_max_steps,
+    "train.scheduler": _as_schedule,
+    "warmup_ratio": _as_warmup_steps,
+    "eval_strategy": _as_eval_steps,
+    "learning_rate": _as_rates,
+    **dict.fromkeys(("unfreeze", "train.unfreeze"), _as_stages),
+    **dict.fromkeys(("max_time", "train.max_time", "hang_timeout_s", "train.dist.hang_timeout_s"), _as_seconds),
+    **dict.fromkeys(("ema.warmup", "train.ema.warmup"), _as_warmup_of_average),
+    **dict.fromkeys(("checkpoint_mirror", "train.checkpointer.mirror"), _as_url),
+    **dict.fromkeys(("gradient_accumulation_steps", "train.num_accumulation_steps"), _as_schedule_of_counts),
+}
 _SUGGESTIONS = (_as_others, _of_setting, _as_list, _as_number, _as_bool, _in_section, _nearest_word)
 
 

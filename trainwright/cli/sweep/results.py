@@ -82,7 +82,7 @@ def _missing(metric: str, folder: Path, names: Iterable[str]) -> ConfigError:
 
 
 def is_misspelt(metric: str, names: Iterable[str]) -> bool:
-    """Whether it is so near to one of ``names`` that nobody gives that name to another value."""
+    """Whether it is one of ``names`` but for a letter or two: no name of a value of the user's own."""
     return bool(difflib.get_close_matches(metric, [*names], n=1, cutoff=0.9))
 
 
