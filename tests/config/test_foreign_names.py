@@ -233,7 +233,9 @@ def test_the_line_for_a_key_of_config_files_is_an_override_that_a_shell_takes(se
      ("randint(1,10)", "int(1,10)"), ("randint(0.5,2)", "int(1,8)"), ("randint(10)", "int(1,8)"),
      ("grid_search([0.1,0.01])", "choice(0.1,0.01)"), ("categorical(a,b)", "choice(a,b)"),
      ("categorical(['a', 'b'])", "choice('a','b')"), ("categorical([[1,2],[3]])", "choice(1,2)"),
-     ("suggest_categorical('lr',[0.1,1])", "choice(1,2)"), ("grid_search([])", "choice(1,2)")],
+     ("suggest_categorical('lr',[0.1,1])", "choice(1,2)"), ("grid_search([])", "choice(1,2)"),
+     ("grid_search([None,3600])", "choice(1,2)"), ("categorical(['a b','c, d'])", "choice(1,2)"),
+     ("categorical(a=1,b=2)", "choice(1,2)")],
 )  # fmt: skip
 def test_the_draw_of_another_search_is_answered_with_one_that_is_read(given: str, line: str) -> None:
     with pytest.raises(ConfigError, match="there is no function") as raised:
@@ -252,7 +254,8 @@ def test_the_draw_of_another_search_is_answered_with_one_that_is_read(given: str
     [("optimizer.lr", "write lr=..."), ("optimizer.weight_decay", "write weight_decay=..."),
      ("lr_scheduler.warmup_ratio", "write warmup_ratio=..."), ("loss.reduction", "{'name_': ..., 'reduction': ...}"),
      ("optimizer.betas", "Write optimizer={'name_': ..., 'betas': ...}."),
-     ("optimizer.name_", "Write optimizer={'name_': ...}.")],
+     ("optimizer.name_", "Write optimizer={'name_': ...}."), ("optimizer.name", "Write optimizer={'name_': ...}."),
+     ("loss.type", "Write loss={'name_': ...}.")],
 )  # fmt: skip
 def test_an_argument_of_a_named_object_is_its_setting_or_beside_its_name(name: str, line: str) -> None:
     with pytest.raises(ConfigKeyError, match=re.escape(line)):

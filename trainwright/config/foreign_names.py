@@ -287,7 +287,8 @@ def drawn_hint(function: str, arguments: str) -> str | None:
     if ours == "choice":
         values = re.fullmatch(r"\[([^][{}()]+)\]|([^][{}()'\"]+)", arguments.strip())
         texts = [] if values is None else [text.strip() for text in (values[1] or values[2]).split(",")]
-        return f"choice({','.join(texts)})" if len(texts) > 1 and all(texts) else _DRAWS[ours]
+        is_other = any(text in ("", "None") or "=" in text or text.count("'") % 2 for text in texts)
+        return f"choice({','.join(texts)})" if len(texts) > 1 and not is_other else _DRAWS[ours]
     try:
         low, high = map(float, arguments.split(","))
     except ValueError:
@@ -719,6 +720,7 @@ def setting_hint(
 
 
 _NAMED = ("optimizer", "lr_scheduler", "loss")  # dicts of a name and its arguments, some of which are settings, too
+_CLASS_NAMES = ("name", "type", "class_name", "_target_")  # their name in other libraries
 
 
 def _without_dots(name: str, allowed: set[str], settings: Mapping[str, str], sign: str) -> str:
@@ -729,7 +731,7 @@ def _without_dots(name: str, allowed: set[str], settings: Mapping[str, str], sig
     if found is None and first in _NAMED and last in allowed:
         found = last
     if found is None and first in allowed and rest:
-        key = INNER_KEYS.get(first, {}).get(rest, rest)
+        key = "name_" if first in _NAMED and rest in _CLASS_NAMES else INNER_KEYS.get(first, {}).get(rest, rest)
         keys = ["name_", key] if first in _NAMED and key != "name_" else [key]
         items = ", ".join(f"{one if sign == ': ' else repr(one)}: ..." for one in keys)
         return f"Write {first}{sign}{{{items}}}."
