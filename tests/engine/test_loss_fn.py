@@ -342,6 +342,34 @@ def test_class_weights_of_numpy_have_the_precision_of_lists(tmp_path: Path) -> N
     assert trainer.config.loss == {"name_": "CrossEntropyLoss", "weight": WEIGHTS.tolist(), "label_smoothing": 0.1}
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "weight", [[1.0, 2.0, 0.5], WEIGHTS.double().numpy(), WEIGHTS], ids=["list", "NumPy", "tensor"]
+)
+def test_class_weights_without_a_dtype_have_that_of_the_model(dtype: torch.dtype, weight: Any, tmp_path: Path) -> None:
+    data, model = TensorDataset(INPUTS.to(dtype), PAIRS.tensors[1]), nn.Linear(4, 3).to(dtype)
+    given = config(tmp_path, num_epochs=1, loss={"name_": "CrossEntropyLoss", "weight": weight})
+    trainer = Trainer(model, given, data, data)
+    results = trainer.train()
+    assert trainer.config.loss == {"name_": "CrossEntropyLoss", "weight": WEIGHTS.tolist()}
+    weighted = nn.CrossEntropyLoss(weight=WEIGHTS.to(dtype))
+    expected = weighted(model(data.tensors[0]), data.tensors[1]).item()
+    assert results["loss"] == pytest.approx(expected, rel=1e-6 if dtype is torch.float64 else 0.02)
+
+
+def test_class_weights_of_a_model_with_a_head_of_single_precision_have_that_of_the_head(tmp_path: Path) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 3)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.head(self.body(inputs.bfloat16()).float())
+
+    given = config(tmp_path, num_epochs=1, loss={"name_": "CrossEntropyLoss", "weight": [1.0, 2.0, 0.5]})
+    assert "loss" in Trainer(Net(), given, PAIRS, PAIRS).train()
+
+
 @pytest.mark.parametrize("form", ["object", "name and tensor", "trainer", "saved"])
 def test_class_weights_of_a_model_in_double_precision_keep_their_dtype(form: str, tmp_path: Path) -> None:
     weighted = nn.CrossEntropyLoss(weight=WEIGHTS.double() / 3)

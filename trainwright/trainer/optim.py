@@ -5,7 +5,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -33,17 +33,23 @@ logger = logging.getLogger("trainwright.engine")
 Autocast = Callable[[], torch.autocast]  # builds the context of one call: contexts may be nested
 
 
-def build_criterion(spec: RunSpec, device: torch.device) -> nn.Module | None:
-    """``spec.loss`` on the device; None if it is not set."""
+def build_criterion(spec: RunSpec, model: nn.Module, device: torch.device) -> nn.Module | None:
+    """``spec.loss`` on the device, its weights in the precision of ``model``; None if it is not set."""
     from trainwright.config.torch_names import LOSS_DTYPE, split_name, torch_dtype
 
     if spec.loss is None or spec.loss == CUSTOM:
         return None
     _, named = split_name(spec.loss)
-    dtype = torch_dtype(named.pop(LOSS_DTYPE, "float32"))
+    dtype = torch_dtype(named.pop(LOSS_DTYPE)) if LOSS_DTYPE in named else _precision_of(model)
     arguments = {name: torch.tensor(v, dtype=dtype) if isinstance(v, list) else v for name, v in named.items()}
     criterion: nn.Module = _built(_class_of("loss", spec.loss), "loss", **arguments).to(device)
     return criterion
+
+
+def _precision_of(model: nn.Module) -> torch.dtype:
+    """The dtype of the parameters; of several, the one that contains all. Types of 8 bits are for storage only."""
+    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize > 1}
+    return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
 
 
 def _class_of(kind: str, named: Any) -> type[Any]:
