@@ -245,6 +245,25 @@ KNOWN_ERRORS = {
     "a loss without gradient": (lambda: SCORES.sum().backward(), "Remove torch.no_grad()"),
     "labels as inputs": (lambda: torch.nn.Linear(3, 2)(SCORES.long()), "exchange inputs and labels"),
     "too few features": (lambda: torch.nn.Linear(10, 2)(SCORES), "expects 10 features and receives 3"),
+    "images for a row": (lambda: torch.nn.Linear(9, 2)(torch.zeros(4, 3, 3)), "nn.Flatten()"),
+    "images without channels": (lambda: torch.nn.Conv2d(1, 2, 1)(torch.zeros(4, 3, 3)), "x.unsqueeze(1)"),
+    "channels at the end": (lambda: torch.nn.Conv2d(1, 2, 1)(torch.zeros(4, 3, 3, 1)), "x.movedim(-1, 1)"),
+    "rows for a convolution": (lambda: torch.nn.Conv2d(1, 2, 1)(SCORES), "x.view(-1, channels, height, width)"),
+    "images as bytes": (lambda: torch.nn.Conv2d(1, 2, 1)(torch.zeros(1, 1, 3, 3).byte()), "inputs.float()"),
+    "images as bytes on a GPU": (
+        lambda: on_a_gpu(
+            "Input type (torch.cuda.ByteTensor) and weight type (torch.cuda.FloatTensor) should be the same"
+        ),
+        "inputs.float()",
+    ),
+    "labels as a list": (lambda: F.cross_entropy(SCORES, [0, 1, 2, 0]), "torch.tensor(labels)"),
+    "labels as an array": (lambda: F.cross_entropy(SCORES, SCORES.numpy()), "are a numpy.ndarray"),
+    "what an LSTM returns": (lambda: torch.nn.Linear(2, 2)(torch.nn.LSTM(3, 2)(SCORES)), "a tuple of its outputs"),
+    "inputs as a list": (lambda: torch.nn.Linear(3, 2)([SCORES]), "torch.stack(...)"),
+    "ids as floats": (lambda: torch.nn.Embedding(5, 2)(SCORES), "ids.long()"),
+    "a batch of one": (lambda: torch.nn.BatchNorm1d(3)(SCORES[:1]), "dataloader_drop_last=True"),
+    "mixed samples": (lambda: F.cross_entropy(SCORES, torch.zeros(2).long()), "x.flatten(1)"),
+    "classes at the end": (lambda: F.cross_entropy(torch.zeros(4, 5, 3), torch.zeros(4, 5).long()), "movedim(-1, 1)"),
     "a tensor elsewhere": (
         lambda: on_a_gpu(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"

@@ -178,9 +178,31 @@ _FIXES = {
         r"Class labels are whole numbers, and these are \1: convert them with labels.long(). For numbers to predict,"
         r" use a loss such as MSELoss."
     ),
-    r"argument 'target' \(position 2\) must be Tensor, not (\w+)": (
-        r"The labels of the batch are a \1: labels are tensors. Give numbers for them in the data set, for example the"
-        r" place of each text in the list of all classes."
+    r"argument 'target' \(position 2\) must be Tensor, not ([\w.]+)": (
+        r"The labels of the batch are a \1: labels are tensors. For numbers, return torch.tensor(labels) from the"
+        r" collate function; for texts, give numbers in the data set, for example the place of each text in the list of"
+        r" all classes."
+    ),
+    r"argument 'input' \(position 1\) must be Tensor, not ([\w.]+)": (
+        r"A layer receives a \1 in place of a tensor: take the tensor from it (an LSTM or GRU returns a tuple of its"
+        r" outputs and its state), or let the collate function return tensors, with torch.stack(...) or"
+        r" torch.tensor(...)."
+    ),
+    r"Expected tensor for argument #1 'indices' to have .* but got (?:torch\.)?([\w.]+)": (
+        r"An embedding takes ids, whole numbers, and receives a \1: convert them with ids.long(), or exchange the"
+        r" fields of the sample, if these are not the ids."
+    ),
+    r"Expected more than 1 value per channel when training": (
+        "Batch normalization needs more than one sample in a training batch: leave out a last batch of one sample"
+        " (dataloader_drop_last=True), or set a larger batch_size."
+    ),
+    r"Expected input batch_size \((\d+)\) to match target batch_size \((\d+)\)": (
+        r"The model returns scores for \1 samples, the batch has \2 labels: keep the first dimension of a batch in the"
+        r" model, with x.flatten(1) in place of a view or reshape that mixes samples."
+    ),
+    r"Expected target size \[(.*?)\], got \[(.*?)\]": (
+        r"The labels have the shape [\2], and the classes are dimension 1 of scores: scores.movedim(-1, 1) of the shape"
+        r" (B, L, C), scores.squeeze(1) of (B, 1, C)."
     ),
     r"all elements of (?:input|target) should be between 0 and 1": (
         "BCELoss takes probabilities and labels between 0 and 1: use BCEWithLogitsLoss for scores, or end the model"
@@ -206,12 +228,22 @@ _FIXES = {
         r"The inputs are \1 and the model's weights are \2: give both one type, for example with inputs.float() and"
         r" model.float(), or exchange inputs and labels, if these are the labels."
     ),
-    r"Input type \((?:torch\.)?(\w+)\) and (?:bias|weight) type \((?:torch\.)?(\w+)\) should be the same": (
+    r"Input type \((?:torch\.)?([\w. ]+)\) and (?:bias|weight) type \((?:torch\.)?([\w. ]+)\) should be the same": (
         r"The inputs are \1 and the model's weights are \2: give both one type, for example with inputs.float() and"
         r" model.float()."
     ),
     r"mat1 and mat2 shapes cannot be multiplied \((\d+)x(\d+) and (\d+)x(\d+)\)": (
         r"A layer expects \3 features and receives \2: change the layer's in_features, or the shape of its input."
+        r" nn.Flatten() before the layer makes one row of each image."
+    ),
+    r"weight of size \[[\d, ]+\], expected input\[([\d, ]+)\] to have (\d+) channels, but got": (
+        r"A convolution expects the shape (samples, \2 channels, ...) and receives [\1]: add a missing dimension of"
+        r" channels with x.unsqueeze(1), put a last one in its place with x.movedim(-1, 1), or change the layer's"
+        r" in_channels."
+    ),
+    r"input to (conv\dd), but got input of size: \[([\d, ]+)\]": (
+        r"\1 expects the shape (samples, channels, ...) and receives [\2]: make images of rows with"
+        r" x.view(-1, channels, height, width), or add a missing dimension of channels with x.unsqueeze(1)."
     ),
     r"must be the same as input size \(torch\.Size\(\[\]\)\)": (
         "The scores of a batch of one sample have no dimension: squeeze() removes it. Use squeeze(-1), or drop the last"
