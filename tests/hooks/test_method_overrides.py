@@ -1,6 +1,7 @@
 """An override counts in whichever way Python lets a user make one: for every method that the documents name."""
 
 import functools
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -393,6 +394,16 @@ def test_methods_of_other_libraries_are_answered_with_ours(caplog: pytest.LogCap
             continue
         TrainerBase().register_hooks([hook()])
         assert caplog.messages == [f"Mine.{name} is never called. Here it is {here}."]
+
+
+@pytest.mark.parametrize("kind", [HookBase, Callback])
+def test_no_method_of_the_class_is_a_warning(kind: Any, caplog: pytest.LogCaptureFixture) -> None:
+    names = [name for name in dir(kind) if name[0] != "_" and inspect.isfunction(getattr(kind, name))]
+    assert {"after_step", "before_train", "after_train"} <= {*names} or "on_train_begin" in names
+    for name in names:
+        one = type("Mine", (kind,), {name: getattr(kind, name)})()
+        CallbackList([one]) if kind is Callback else TrainerBase().register_hooks([one])
+    assert caplog.messages == []
 
 
 def test_a_helper_with_the_name_of_another_library_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:

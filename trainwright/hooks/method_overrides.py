@@ -57,12 +57,13 @@ def check_methods(
     if kind.__module__.startswith("trainwright."):
         return
     check_arguments(owner, moments)
-    own = [name for name in _methods_of_own(kind) if name in others and not _is_used(kind, name)]
+    here = {name for each in kind.__mro__ if _is_ours(each) for name in vars(each)}
+    own = [name for name in _methods_of_own(kind) if name in others and name not in here and not _is_used(kind, name)]
     for name in own:
         logger.warning("%s.%s is never called. Here it is %s.", kind.__name__, name, others[name])
-    for name, here in foreign_names.FLAGS.items():
+    for name, flag in foreign_names.FLAGS.items():
         if _is_used(kind, name) and not hasattr(kind, name):
-            logger.warning("%s uses %s, which has no effect on the training. Here it is %s.", kind.__name__, name, here)
+            logger.warning("%s uses %s, which has no effect on the training. Here it is %s.", kind.__name__, name, flag)
     for name, meant in _misspelt(kind, moments):
         if name not in {*own, *known}:
             logger.warning("%s.%s is never called: %s have %s.", kind.__name__, name, what, meant)
