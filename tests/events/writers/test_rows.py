@@ -128,11 +128,13 @@ def test_a_run_resumed_anywhere_leaves_the_file_of_an_uninterrupted_run(tmp_path
     assert path.read_bytes() == (tmp_path / "uninterrupted.json").read_bytes()
 
 
-def test_a_finished_run_that_goes_on_moves_its_final_evaluation_to_the_end(tmp_path):
+def test_a_finished_run_that_goes_on_moves_its_final_evaluation_to_the_end(tmp_path, caplog):
     path = tmp_path / "metrics.json"
+    caplog.set_level("INFO", "trainwright.events")
     state = train(path, 0, 8)
     del state["scalars"]["acc"]
     train(path, 8, 12, state=state)
+    assert "removed 1 row from iteration 9 on" in caplog.text
     assert [row["iteration"] for row in rows(path)] == [3, 5, 7, 11, 12]
 
 
@@ -191,7 +193,7 @@ def test_doubled_rows_and_rows_out_of_order_are_one_per_iteration_after_a_resume
     storage.put_scalar("loss", 1.0)
     JSONWriter(path).write(storage)
     assert rows(path) == [{"iteration": 1, "x": 1}, {"iteration": 2}, {"iteration": 3, "loss": 1.0}]
-    message = "removed 1 row from iteration 4 on, to be written again, 1 duplicate row, 1 incomplete line."
+    message = "removed 1 row from iteration 10 on, to be written again, 1 duplicate row, 1 incomplete line."
     assert message in caplog.text
 
 

@@ -201,13 +201,13 @@ class JSONWriter(RowWriter):
         rows = [(row["iteration"], line) for line in lines if (row := parse_row(line)) is not None]
         # Of two rows of one iteration, this keeps the later one: sorting is stable.
         kept = {iteration: line for iteration, line in sorted(rows, key=itemgetter(0)) if iteration < first}
-        num_again = sum(iteration >= first for iteration, _ in rows)
-        num_duplicates = len(rows) - num_again - len(kept)
+        again = [iteration + 1 for iteration, _ in rows if iteration >= first]
+        num_duplicates = len(rows) - len(again) - len(kept)
         new_content = b"".join(line + b"\n" for line in kept.values())
         if new_content != content:
             self._file.replace(new_content)
             counts = [
-                (num_again, "row", f" from iteration {first + 1} on, to be written again"),
+                (len(again), "row", f" from iteration {min(again, default=0)} on, to be written again"),
                 (num_duplicates, "duplicate row", ""),
                 (len(lines) - len(rows), "incomplete line", ""),
             ]
