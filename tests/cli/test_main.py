@@ -96,6 +96,7 @@ WRONG = [
     ("eval", "For example: trainwright eval"),
     ("eval nowhere", "nowhere: no such run or config file"),
     ("eval .", "is not a run"),
+    ("eval config.py", "nothing was trained", "Train first: `trainwright train CONFIG`"),
     ("find", "trainwright find: got ''"),
     ("find batchsize config.py", "Did you mean 'batch-size'?"),
     ("find batch-size config.py", "Give --memory 24GiB"),

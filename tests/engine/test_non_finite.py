@@ -140,6 +140,16 @@ def test_a_new_run_from_the_weights_of_a_stopped_one_trains_at_a_smaller_rate(tm
     assert [saved.name for saved in checkpoints(tmp_path / "second")]
 
 
+@pytest.mark.parametrize("is_file", [True, False], ids=["config file", "Python"])
+def test_the_error_names_the_field_of_the_batch_that_has_nan_already(tmp_path: Path, is_file: bool) -> None:
+    if is_file:
+        trainer: Any = DefaultTrainer(file_config(tmp_path, Model, lambda: data(bad_sample=3), train_iter=10))
+    else:
+        trainer = Trainer(Model(), quiet(tmp_path, num_epochs=1, batch_size=8), data(bad_sample=3))
+    with pytest.raises(NonFiniteError, match=r"Its batch has NaN or infinity already, in inputs: look for"):
+        trainer.train()
+
+
 @APIS
 def test_a_bad_loss_in_the_middle_of_an_accumulation_window_is_found(tmp_path: Path, api: Run) -> None:
     trainer = api(tmp_path, Model((3 * 3 + 1,)), accumulation=3)

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from tests.toys import Classifier, Samples, file_config, points
-from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainerConfig, TrainingConfig
 from trainwright.cli.main import main
 
 INPUTS, LABELS = torch.randn(16, 4), torch.randint(3, (16,))
@@ -29,6 +29,21 @@ class NoReturn(nn.Module):
 class LossAsNumber(NoReturn):
     def forward(self, x: Any, labels: Any) -> Any:
         return {"loss": nn.functional.cross_entropy(self.layer(x), labels).item()}
+
+
+class LossOfItsOwn(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return nn.functional.cross_entropy(model(inputs[0]), inputs[1]).item()
+
+
+def hits(predictions: Any, labels: Any) -> Any:
+    return (predictions.argmax(1) == labels).float().mean()
+
+
+def wider(folder: Path) -> Any:
+    trained = settings(output_dir=folder)
+    Trainer(nn.Linear(4, 3), trained, DATA).train()
+    return Trainer(nn.Linear(4, 5), settings(output_dir=folder, resume_from_checkpoint=True), DATA)
 
 
 class TooLong(Dataset[Any]):
@@ -72,6 +87,35 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a loss as a number": (
         lambda folder: Trainer(LossAsNumber(), settings(output_dir=folder), Samples(x=INPUTS, labels=LABELS)).train(),
         "without .item()",
+    ),
+    "a loss of a method as a number": (
+        lambda folder: LossOfItsOwn(nn.Linear(4, 3), settings(output_dir=folder), DATA).train(),
+        "without .item()",
+    ),
+    "a metric as a number": (
+        lambda folder: Trainer(nn.Linear(4, 3), settings(output_dir=folder), DATA, DATA, metrics_handler=hits).train(),
+        "for example {'hits': value}.",
+    ),
+    "a schedule without its arguments": (
+        lambda folder: settings(lr_scheduler={"name_": "StepLR", "gamma": 0.5}),
+        "Write lr_scheduler={'name_': 'StepLR', 'gamma': 0.5, 'step_size': ...}.",
+    ),
+    "a task that needs none": (
+        lambda folder: TrainerConfig(output_dir=str(folder), task="image_classification"),
+        "Here: TrainingConfig in place of TrainerConfig, without a task",
+    ),
+    "a task of another library": (
+        lambda folder: TrainerConfig(output_dir=str(folder), task="token-classification"),
+        "Write task='sequence_labeling'.",
+    ),
+    "a resume with another model": (wider, "init_weights_from (train.load_weight) loads the weights that fit"),
+    "an evaluation of losses alone": (
+        lambda folder: DefaultTrainer(
+            file_config(
+                folder, LazyCall(Classifier)(is_scored=False), points, points, train_iter=1, train_micro_batch_size=4
+            )
+        ).train(),
+        "LazyCall(PPLEvaluator)() reads the losses alone",
     ),
     "a length that is too large": (
         lambda folder: Trainer(nn.Linear(4, 3), settings(output_dir=folder), TooLong()).train(),

@@ -183,7 +183,7 @@ def load_weights(
     theirs = {name for name in (*own, *weights) if name.rpartition(".")[0] in modules}
     match = _Match.of(own, weights, theirs, only)
     if strict:
-        match.check_equal(source)
+        match.check_equal(source, is_resumed=is_resumed)
     match.check_any(source)
     if not partial and not strict:
         match.check_complete(model, source)
@@ -231,9 +231,14 @@ class _Match(NamedTuple):
         shapes, dtypes = _differences(own, {name: value for name, value in weights.items() if name not in theirs})
         return cls([*own], [*weights], missing, unexpected, shapes, dtypes)
 
-    def check_equal(self, source: str) -> None:
+    def check_equal(self, source: str, *, is_resumed: bool) -> None:
         faults = [*_listed("not in the checkpoint", self.missing), *_listed("not in the model", self.unexpected)]
         faults += [*self.shapes.values(), *self.dtypes.values()]
+        if faults and is_resumed:
+            faults.append(
+                "Build the model of this checkpoint to resume. To train another one start a new run, without"
+                " resume_from_checkpoint (--resume); init_weights_from (train.load_weight) loads the weights that fit."
+            )
         if faults:
             raise CheckpointError("\n  ".join([f"{source}: the weights do not match this model.", *faults]))
 

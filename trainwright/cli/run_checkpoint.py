@@ -57,7 +57,9 @@ def find_checkpoint(run: Path, name: str | None) -> Path:
     best = [path for path in paths if path.name == "model_best"]
     last = best or [place.resumed.path for place in inspect_folders(run, contents=False) if place.resumed]
     if not run.exists():
-        raise missing_path(run, "there is no such folder: nothing was trained.")
+        raise missing_path(
+            run, "there is no such folder: nothing was trained. Train first: `trainwright train CONFIG`."
+        )
     if not last:
         raise MissingFileError(f"{run}: has no complete checkpoint.")
     return last[0]

@@ -508,6 +508,30 @@ _STAGES = {
     2: ("zero2", "zero-2", "zero_2", "stage2", "stage_2", "deepspeed", "deepspeed_stage_2", "shard_grad_op"),
     3: ("zero3", "zero-3", "zero_3", "stage3", "stage_3", "deepspeed_stage_3", "full_shard", "fsdp", "fsdp2"),
 }
+_TASKS = {
+    "text_classification": (
+        "sentiment-analysis",
+        "sentiment_analysis",
+        "sequence-classification",
+        "text-classification",
+    ),
+    "sequence_labeling": ("ner", "token-classification", "token_classification", "pos", "tagging"),
+    "text_generation": ("summarization", "translation", "text2text-generation", "seq2seq", "seq2seq-lm"),
+    "language_modeling": ("causal-lm", "causal_lm", "clm", "lm", "pretraining"),
+    "mask_filling": ("fill-mask", "fill_mask", "masked-lm", "masked_lm", "mlm"),
+    "speech_recognition": ("asr", "automatic-speech-recognition", "speech-to-text", "ctc"),
+    "image2text": ("image-to-text", "image_to_text", "ocr"),
+    "audio_classification": ("audio-classification",),
+}
+_NO_TASKS = (
+    "classification", "binary", "multiclass", "multilabel", "regression", "tabular_classification",
+    "tabular_regression", "image_classification", "image-classification", "object_detection", "object-detection",
+    "detection", "segmentation", "image_segmentation", "image-segmentation", "semantic_segmentation",
+)  # fmt: skip
+_WITHOUT_TASK = (
+    "TrainingConfig in place of TrainerConfig, without a task: the model has its loss, or loss= names it, and metrics="
+    " names metrics"
+)
 _DIRECTIONS = {
     "min": ("minimize", "minimise", "lower", "less", "smaller", "minimum", "decrease", "descending", "np.less"),
     "max": ("maximize", "maximise", "higher", "greater", "larger", "maximum", "increase", "ascending", "np.greater"),
@@ -599,6 +623,7 @@ VALUES: dict[str, dict[str, str]] = {
     "train.checkpointer.period": {"epoch": "train.checkpointer.save_model_after_n_epoch=1"},
     "lr_scheduler_type": _by_value(_SCHEDULES),
     "optimizer": _by_value(_OPTIMIZERS),
+    "task": _by_word("task", _TASKS) | dict.fromkeys(_NO_TASKS, _WITHOUT_TASK),
     "loss": _by_word("loss", _LOSSES),
     "num_epochs": dict.fromkeys(("-1", "-1.0", "inf"), _UNLIMITED_EPOCHS),
     **{

@@ -270,7 +270,9 @@ def _apart(spec: NamedSettings) -> str | None:
 @rule("task", api="Python")
 def _task(spec: NamedSettings) -> str | None:
     known = TaskType.words()
-    return None if spec.task is None or spec.task in known else f"got {spec.task!r}. {did_you_mean(spec.task, known)}"
+    if spec.task is None or spec.task in known:
+        return None
+    return f"got {spec.task!r}. {value_hint('task', spec.task) or did_you_mean(spec.task, known)}"
 
 
 @rule("device_str", api="Python")

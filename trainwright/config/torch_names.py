@@ -153,7 +153,9 @@ def arguments_fault(kind: str, found: type[Any], arguments: Mapping[str, Any]) -
             return f"{found.__name__} has no argument {name!r}. {did_you_mean(str(name), [*allowed, *more])}"
     missing = [n for n in allowed if parameters[n].default is inspect.Parameter.empty and n not in arguments]
     if kind == "lr_scheduler" and missing:
-        return f"{found.__name__} needs {', '.join(missing)}."
+        items = {"name_": repr(found.__name__), **{key: repr(value) for key, value in arguments.items()}}
+        line = ", ".join(f"{key!r}: {value}" for key, value in {**items, **dict.fromkeys(missing, "...")}.items())
+        return f"{found.__name__} needs {', '.join(missing)}. Write {kind}={{{line}}}."
     if kind == "loss" and (dtype := arguments.get(LOSS_DTYPE, "float32")) not in _LOSS_DTYPES:
         return f"got {LOSS_DTYPE}={dtype!r}. {did_you_mean(str(dtype), _LOSS_DTYPES)}"
     if arguments.get("reduction", "mean") != "mean":

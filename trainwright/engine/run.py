@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
+from trainwright.base.batch import fields, parts, tensors
 from trainwright.base.dist import get_data_parallel_size, get_world_size, is_main_process
 from trainwright.base.errors import ConfigError
 from trainwright.base.files import Content
@@ -551,6 +552,16 @@ class Run:
             batch = self.batches.prepare(self.batches.loader.read_again(first))
             counter.decide(None, batch)
             return counter.count(batch, 1)
+
+    def non_finite_fields(self, update: int) -> list[str]:
+        """The fields of the first batch of an update (from 1) that have NaN or infinity, if it can be read again."""
+        if self.trainer.sample_ids(update) is None:
+            return []
+        first, _ = self.position_of(update) or (0, 0)
+        with kept_generators(in_checkpoints=True):
+            batch = self.batches.loader.read_again(first)
+        named = fields(batch) or dict(zip(("inputs", "target"), parts(batch), strict=False))
+        return [name for name, value in named.items() if not all(t.isfinite().all() for t in tensors(value))]
 
     # Copies.
 

@@ -156,7 +156,9 @@ def required(values: Any, key: str, *, evaluator: DatasetEvaluator, where: str) 
     if key == "labels" and (labels := target_of(values)) is not None:
         return labels
     raise EvaluationError(
-        f"{type(evaluator).__name__} needs {key!r} in {where}, but got {described(values)}. Give the field this name."
+        f"{type(evaluator).__name__} needs {key!r} in {where}, but got {described(values)}. Add it, or give the"
+        " field this name. In a config file train.evaluation.evaluator=LazyCall(PPLEvaluator)() reads the losses alone,"
+        " and train.evaluation.enabled=False evaluates nothing."
     )
 
 

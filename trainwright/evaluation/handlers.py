@@ -388,7 +388,10 @@ class FunctionHandler(MetricsHandler):
         found = self._function(predictions, labels)
         name = getattr(self._function, "__name__", type(self._function).__name__)
         if not isinstance(found, Mapping):
-            raise EvaluationError(f"metrics_handler: {name} returned {type(found).__name__}; it must return a dict.")
+            raise EvaluationError(
+                f"metrics_handler: {name} returned {type(found).__name__}; it must return a dict of numbers by name,"
+                f" for example {{{name!r}: value}}."
+            )
         try:
             return {key: float(value) for key, value in found.items()}
         except (TypeError, ValueError) as error:

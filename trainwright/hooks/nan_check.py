@@ -142,6 +142,11 @@ class FiniteCheck(HookBase):
             now = f"Now {_listed(names)} not finite." if names else "All parameters are still finite."
             if not names and _is_mean(found[first]) and self._cannot_count(first):
                 now += f" {_COUNT}"
+            if fields := self._of_batch("non_finite_fields", first):
+                now = (
+                    f"Its batch has NaN or infinity already, in {', '.join(fields)}: look for a division by 0, a"
+                    f" logarithm of 0 and missing values in the data. {now}"
+                )
             raise NonFiniteError(f"{_iterations(found)}: {_values(found)}. {now}{self._samples(first)} {_HELP}")
 
     def _check_metrics(self) -> None:
@@ -169,7 +174,7 @@ class FiniteCheck(HookBase):
         """Those of ``found`` that are not the mean over no targets. After the first one all are kept."""
         new: list[int] = []
         for iteration, values in sorted(found.items()):
-            has_none = _is_mean(values) and self._num_targets(iteration) == 0
+            has_none = _is_mean(values) and self._of_batch("num_targets", iteration) == 0
             if iteration not in self._without_targets and not has_none:
                 break
             new += [] if iteration in self._without_targets else [iteration]
@@ -183,11 +188,11 @@ class FiniteCheck(HookBase):
         self._without_targets.update(new)
         return {iteration: values for iteration, values in found.items() if iteration not in self._without_targets}
 
-    def _num_targets(self, iteration: int) -> Any:
-        """What the run counts; None: unknown."""
+    def _of_batch(self, method: str, iteration: int) -> Any:
+        """What a method of the run finds in the batch of an iteration; None: unknown."""
         run = getattr(self.trainer, "run", None)
         try:
-            return None if run is None else run.num_targets(iteration + 1)
+            return None if run is None else getattr(run, method)(iteration + 1)
         except Exception as error:  # of the data set's own code: the message is about something else
             logger.debug("The batch of iteration %d could not be read again: %r", iteration + 1, error)
             return None
@@ -196,7 +201,11 @@ class FiniteCheck(HookBase):
         """Whether the run would count the targets of an update, and cannot read its batch again."""
         run = getattr(self.trainer, "run", None)
         is_of_one = run is not None and not run.update.is_weighed
-        return is_of_one and self._num_targets(iteration) is None and self.trainer.sample_ids(iteration + 1) is None
+        return (
+            is_of_one
+            and self._of_batch("num_targets", iteration) is None
+            and self.trainer.sample_ids(iteration + 1) is None
+        )
 
     def _found_on_any_rank(self) -> Found:
         here = self._found_here()

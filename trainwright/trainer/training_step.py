@@ -295,9 +295,11 @@ class TrainingStep:
             name = f"The loss function {self._run.criterion.__name__}"
         if not isinstance(loss, Tensor):
             log = "self.log({name: value})" if is_own else "get_event_storage().put_scalar(name, value)"
+            hint = f"Of several losses return the sum, and log each with {log}."
+            if isinstance(loss, int | float):
+                hint = "Return it as computed, without .item() or float()."
             raise ConfigTypeError(
-                f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number."
-                f" Of several losses return the sum, and log each with {log}."
+                f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. {hint}"
             )
         if read is not None and "labels" in read.names and SHIFTED not in read.names:
             raise ConfigError(

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 
+from trainwright.base.errors import ConfigKeyError
 from trainwright.config import ConfigImportError, LazyConfig
 
 
@@ -80,3 +81,21 @@ def test_a_function_of_a_file_may_call_compiled_code_that_imports(tmp_path):
     parse = LazyConfig.load(tmp_path / "c.py", "parse")
     sys.modules.pop("_strptime", None)
     assert parse() == 2020
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        (
+            "optim = LazyCall(dict)(params=model.parameters())",
+            r"parameters: no such key\. A LazyCall has only .*\(width\)",
+        ),
+        ("width = model.widht", r"widht: no such key\. Did you mean 'width'\?"),
+        ("optim = get_config('common/optim.py').lr", r"lr: no such key\. Allowed: optim\."),
+    ],
+)
+def test_a_key_that_a_section_or_a_lazy_call_does_not_have_is_named(tmp_path, line, text):
+    beginning = "from trainwright import LazyCall, get_config\nmodel = LazyCall(dict)(width=3)\n"
+    (tmp_path / "c.py").write_text(f"{beginning}{line}\n")
+    with pytest.raises(ConfigKeyError, match=rf"c\.py, line 3: {text}"):
+        LazyConfig.load(tmp_path / "c.py")

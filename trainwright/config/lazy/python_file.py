@@ -20,9 +20,17 @@ from types import CodeType, SimpleNamespace
 from typing import Any
 
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
-from trainwright.base.errors import ConfigImportError, ConfigSyntaxError, ConfigTypeError, nearest_name
+from trainwright.base.errors import (
+    ConfigImportError,
+    ConfigKeyError,
+    ConfigSyntaxError,
+    ConfigTypeError,
+    did_you_mean,
+    nearest_name,
+)
+from trainwright.config.lazy.provenance import TARGET
 from trainwright.config.yaml_file import regular_file
 
 _PACKAGE = "_trainwright_config_"  # prefix of the package name of config files, by which an import finds its importer
@@ -71,6 +79,19 @@ def _import_error(path: Path, error: ImportError) -> ImportError:
     return ConfigImportError(text, name=error.name, path=error.path)
 
 
+def _missing_key(path: Path, error: ConfigAttributeError) -> ConfigKeyError:
+    """The error of a key that a section or a lazy call does not have, with the nearest one."""
+    names = [str(name) for name in error.parent_node or () if name != TARGET]
+    hint = did_you_mean(str(error.key), names)
+    if error.parent_node is not None and TARGET in error.parent_node and not nearest_name(str(error.key), names):
+        hint = (
+            f"A LazyCall has only the arguments of the call ({', '.join(names) or 'none'}), not what its object has:"
+            " the run builds it later. The run also gives the optimizer the model's parameters, without params=, and"
+            " moves the model to its device: leave such lines out."
+        )
+    return ConfigKeyError(f"{path}{_line_in(path, error)}: {error.full_key}: no such key. {hint}")
+
+
 def _compile(path: Path) -> CodeType:
     try:
         return compile(path.read_bytes(), str(path), "exec")
@@ -109,6 +130,8 @@ def _run(path: Path) -> dict[str, Any]:
         if (explained := _import_error(path, error)) is error:
             raise
         raise explained from error
+    except ConfigAttributeError as error:
+        raise _missing_key(path, error) from error
     except Exception as error:
         error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
         raise
