@@ -117,6 +117,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
         ).train(),
         "LazyCall(PPLEvaluator)() reads the losses alone",
     ),
+    "classes for a loss of numbers": (
+        lambda folder: Trainer(nn.Linear(4, 3), settings(output_dir=folder, loss="MSELoss"), DATA).train(),
+        "For class labels set loss='CrossEntropyLoss'",
+    ),
     "a length that is too large": (
         lambda folder: Trainer(nn.Linear(4, 3), settings(output_dir=folder), TooLong()).train(),
         "TooLong.__len__ returns 40",

@@ -397,6 +397,12 @@ def _refuse_broadcast(loss: str, outputs: Tensor, target: Tensor) -> None:
             f" {tuple(target.shape)} would compare {(len(outputs), len(target))}, each output with every target. Give"
             f" both one shape: for example {fix}."
         )
+    if (outputs.dim(), target.dim()) == (2, 1):
+        raise ConfigError(
+            f"TrainingConfig.loss: {loss} compares each output with a target of its own, and gets outputs of the shape"
+            f" {tuple(outputs.shape)} and targets of the shape {tuple(target.shape)}. For class labels set"
+            " loss='CrossEntropyLoss'; for one number per sample return one output, outputs.squeeze(1)."
+        )
 
 
 def _refuse_scores(loss: str, outputs: Tensor, target: Tensor) -> None:
