@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 import torchmetrics
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score, MulticlassHingeLoss
 
 from tests.ranks import on_ranks
 from tests.toys import file_config, quiet
@@ -18,6 +18,7 @@ from trainwright.base.dist import get_rank
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data import ColumnDataset, build_image_test_loader
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, EvaluationError, MetricsHandler, PPLEvaluator
+from trainwright.hooks import Callback
 
 IGNORED = -100
 
@@ -165,10 +166,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 def test_both_apis_have_the_same_results(alone: dict[str, Any]) -> None:
     results = alone["results"]
     assert results["objects"] == results["files"]
-    assert list(results["objects"]) == ["loss", "digit_loss", "norm_loss", "MulticlassAccuracy"]
+    assert list(results["objects"]) == ["loss", "MulticlassAccuracy", "digit_loss", "norm_loss"]
     assert results["collection"] == results["objects: collection"]
     cls = {name: value for name, value in results["several"].items() if name.startswith("Acc@")}
-    assert results["objects: evaluator"] == {**{n: results["objects"][n] for n in list(results["objects"])[:3]}, **cls}
+    assert results["objects: evaluator"] == {**{n: v for n, v in results["objects"].items() if "loss" in n}, **cls}
     assert results["objects: evaluator in order"]["in order"] == results["several"]["in order"]
 
 
@@ -210,10 +211,27 @@ def test_several_metrics_keep_their_names(alone: dict[str, Any]) -> None:
     assert set(results["one loss"]) == {"loss", "lm_loss_PPL"}
 
 
+@pytest.mark.parametrize("api", ["Python", "config file"])
+def test_the_first_metric_of_callbacks_is_first_in_the_settings_whatever_its_name(api: str, tmp_path: Path) -> None:
+    class FirstMetric(Callback):
+        def on_eval_end(self, logs: Any) -> None:
+            self.first, self.hinge = logs["eval_epoch_metric"], logs["eval_hinge_loss"]
+
+    if api == "Python":
+        metrics: Any = [{"name": "HingeLoss", "from_logits": True}, "Accuracy"]
+        trainer: Any = by_objects(tmp_path, None, test=every_label, metrics=metrics)
+    else:
+        metrics = {"hinge_loss": LazyCall(MulticlassHingeLoss)(num_classes=3), "acc": accuracy()}
+        trainer = by_files(tmp_path, metrics, test=every_label)
+    trainer.add_callback(callback := FirstMetric())
+    trainer.train()
+    assert callback.first == callback.hinge
+
+
 def test_a_metric_with_a_value_for_each_class_has_a_result_for_each(tmp_path: Path) -> None:
     trainer = by_objects(tmp_path, MulticlassAccuracy(3, average=None, ignore_index=IGNORED))
     names = [f"MulticlassAccuracy_{place}" for place in range(3)]
-    assert list(trainer.evaluate())[3:] == names
+    assert list(trainer.evaluate())[1:4] == names
     evaluation = {"eval_metric": names[1]}
     assert set(names) <= by_files(tmp_path, accuracy(average=None), evaluation=evaluation).train().keys()
 

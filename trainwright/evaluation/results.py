@@ -359,7 +359,9 @@ class EvaluationResults:
         _refuse_logged(logged, [("the model (a loss)", losses), *metrics])
         if (storage := find_event_storage()) is not None:
             storage.logged_results.update(logged)
-        return losses | merged_results(metrics) | logged
+        found = merged_results(metrics)
+        first = {"loss", *found}  # callbacks have names for the loss and the first metric, whatever a metric is called
+        return dict(sorted((losses | found | logged).items(), key=lambda item: item[0] not in first))
 
     def _computed(
         self, ranks: Sequence[Any]

@@ -446,9 +446,8 @@ class RunCallbacks(HookBase):
 
 
 def named_results(results: Mapping[str, Any]) -> dict[str, Any]:
-    """An evaluation's results under the names of callbacks; the metric is the first one that is not a loss, if any."""
+    """An evaluation's results under the names of callbacks; the metric is the first one that is not ``loss``."""
     first: dict[str, Any] = {}  # of several data sets, those of the first
-    # The parts of a loss come before the metrics.
-    for name in sorted(results, key=lambda name: "loss" in name.rpartition("/")[2]):
+    for name in results:
         first.setdefault("eval_epoch_loss" if name.rpartition("/")[2] == "loss" else "eval_epoch_metric", results[name])
     return {f"eval_{name}": value for name, value in results.items()} | first
