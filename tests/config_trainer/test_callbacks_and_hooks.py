@@ -164,6 +164,7 @@ def test_the_config_of_a_run_starts_it_again(tmp_path: Path) -> None:
         ({"hooks": [LazyCall(Counting)(), LazyCall(Noted)()]}, r"train\.hooks\.1: got Noted.*train\.callbacks"),
         ({"callbacks": [LazyCall(Counting)()]}, r"train\.callbacks\.0: got Counting.*train\.hooks"),
         ({"callbacks": [LazyCall(Noted)(nam="a")]}, r"train\.callbacks\.0\.nam.*takes no argument 'nam'"),
+        ({"callbacks": [LazyCall(EarlyStoppingCallback)(patienc=3)]}, r"0\.patienc.*argument 'patienc'.*'patience'"),
         ({"callback": [LazyCall(Noted)()]}, r"train\.callback: .*'train\.callbacks'"),
         ({"hook": [LazyCall(Counting)()]}, r"train\.hook: .*'train\.hooks'"),
         ({"custom_hooks": [LazyCall(Counting)()]}, r"train\.custom_hooks: .*'train\.hooks'"),

@@ -237,6 +237,26 @@ def test_a_monitor_that_nothing_puts_is_refused_before_the_first_step(
         trainer.train()
 
 
+@pytest.mark.parametrize("api", APIS)
+@pytest.mark.parametrize("is_setting", [True, False])
+def test_a_monitor_of_another_library_has_one_answer_of_the_setting_and_the_callback(
+    is_setting: bool, api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def trainer_of(name: str) -> Any:
+        trainer = made(api, tmp_path / name, {"monitor": "val_loss", "mode": "min"} if is_setting else None)
+        if not is_setting:
+            trainer.add_callback(EarlyStoppingCallback(None, "val_loss", mode="min"))
+        return trainer
+
+    with pytest.raises(ConfigKeyError, match=r"got monitor='val_loss'.*'eval_loss'"):
+        trainer_of("a").train()
+    with_own_code = trainer_of("b")
+    with_own_code.add_callback(PutsLogs())
+    with pytest.raises(ConfigKeyError, match=r"there is no metric 'val_loss'.*eval_loss"):
+        with_own_code.train()
+    assert "got monitor='val_loss'" in caplog.text
+
+
 def test_a_default_metric_that_no_evaluator_computes_is_an_error_in_a_config_file(tmp_path: Path) -> None:
     """Where the setting is there, the user has written it: a run that it never stops is no answer."""
     trainer = made("config file", tmp_path, {"patience": 2}, metric="Acc@1")
@@ -298,6 +318,13 @@ def test_the_arguments_of_other_libraries_are_answered_with_the_form_to_write() 
     for arguments in (("eval_loss",), ("eval_loss", 0.0, 3), (3,), (3, "eval_loss")):
         with pytest.raises(ConfigTypeError, match=form):
             EarlyStoppingCallback(*arguments)
+    for arguments, here in (
+        ({"early_stopping_patience": 3}, "Here: patience"),
+        ({"monitor": "eval_loss", "restore_best_weights": True}, "load_best_model_at_end"),
+        ({"patienc": 3}, "Did you mean 'patience'"),
+    ):
+        with pytest.raises(ConfigTypeError, match=rf"there is no argument .*{here}.* [Ww]{form[1:]}"):
+            EarlyStoppingCallback(**arguments)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="monitor: got ''"):
         EarlyStoppingCallback(patience=3)
     assert EarlyStoppingCallback(monitor="eval_loss", patience=3, mode="auto").patience == 3

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from tests.ranks import on_ranks
 from tests.toys import Samples, file_config, quiet
@@ -443,3 +444,61 @@ def test_ranks_have_the_mean_over_the_samples_of_all(accumulation: int, tmp_path
     evaluated = torch.stack([data(10, seed=2)[i]["inputs"] for i in range(10)])
     assert first["results"]["seen"] == pytest.approx(float(evaluated.mean()), abs=1e-6)
     assert first["results"] == second["results"]
+
+
+class LogsInStep(HookBase):
+    """Logs ``names`` in each iteration, before the best checkpoint is chosen."""
+
+    slot = "step"
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def after_step(self) -> None:
+        self.trainer.log({name: float(self.trainer.iter) for name in self.names})
+
+
+def _best_by(build: Any, name: str, **settings: Any) -> dict[str, Any]:
+    if build is python_api:
+        given = {"metric_for_best_model": name, "greater_is_better": True, "eval_strategy": "step", "eval_steps": 1}
+        return {**given, "save_enabled": True, **settings}
+    return {"evaluation": {"eval_metric": name, "eval_mode": "max"}, **settings}
+
+
+@APIS
+def test_a_value_that_only_a_hook_logs_may_choose_the_best_checkpoint(build: Any, tmp_path: Path) -> None:
+    name = "eval_mine" if build is python_api else "mine"
+    trainer = trainer_of(build, tmp_path, **_best_by(build, name))
+    trainer.register_hooks([LogsInStep(name)])
+    trainer.train()
+    assert trainer.best_checkpoint is not None
+    other = trainer_of(build, tmp_path / "other", **_best_by(build, name))
+    other.register_hooks([LogsInStep("another")])
+    with pytest.raises(ConfigError, match=r"the evaluation computed no 'mine', which selects a checkpoint"):
+        other.train()
+    assert other.iterations_done > 0
+
+
+@pytest.mark.parametrize("place", ["loss", "evaluation_step"])
+def test_a_value_that_only_a_loss_or_a_method_logs_may_be_monitored(place: str, tmp_path: Path) -> None:
+    class OwnStep(Trainer):
+        def evaluation_step(self, batch: Any) -> Any:
+            self.log({"mine": 0.5})
+            return super().evaluation_step(batch)
+
+    def own_loss(scores: Any, labels: Tensor) -> Tensor:
+        trainer.log({"mine": 0.5})
+        return F.cross_entropy(scores, labels)
+
+    kind, loss = (Trainer, own_loss) if place == "loss" else (OwnStep, None)
+    early = {"monitor": "eval_mine", "mode": "max", "patience": 1}
+    settings = quiet(
+        tmp_path, batch_size=SIZE, num_epochs=3, early_stopping=early, save_enabled=True, metric_for_best_model="mine",
+        greater_is_better=True, loss="CrossEntropyLoss",
+    )  # fmt: skip
+    inputs = torch.randn(NUM, 3)
+    pairs = TensorDataset(inputs, (inputs[:, 0] > 0).long())
+    trainer = kind(nn.Linear(3, 2), settings, pairs, pairs, loss=loss)
+    trainer.train()
+    assert trainer.epoch == 2  # the second value is no better
+    assert trainer.best_checkpoint is not None

@@ -276,7 +276,7 @@ def test_a_metric_without_labels_or_scores_is_an_error_of_its_setting(tmp_path: 
 
 def test_a_wrong_eval_metric_is_an_error_before_the_first_step(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"eval_metric: got 'MulticlassAcuracy'.*Did you mean 'MulticlassAccuracy'"):
-        by_files(tmp_path, accuracy(), evaluation={"eval_metric": "MulticlassAcuracy", "eval_mode": "max"})
+        by_files(tmp_path, accuracy(), evaluation={"eval_metric": "MulticlassAcuracy", "eval_mode": "max"}).train()
 
 
 def test_a_run_is_evaluated_by_its_loss(tmp_path: Path, read_rows: Any) -> None:

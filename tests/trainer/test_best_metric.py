@@ -168,11 +168,11 @@ def test_a_mode_that_was_judged_follows_another_metric_of_a_saved_configuration(
 
 def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"eval_metric: got 'Acc@2'.*does not compute.*Acc@"):
-        DefaultTrainer(file_config(tmp_path, eval_metric="Acc@2"))
+        DefaultTrainer(file_config(tmp_path, eval_metric="Acc@2")).train()
     with pytest.raises(
         ConfigError, match=r"got 'accuracy', which the evaluation does not compute; its results are loss, .*pear"
     ):
-        DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator(), eval_metric="accuracy"))
+        DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator(), eval_metric="accuracy")).train()
     DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator()))  # the default names the metric of another one
 
 

@@ -82,25 +82,54 @@ class BestMetric:
     def mode(self) -> str:
         return self._mode_of_best(self._split(self._name, evaluates=self._evaluates)[1])
 
-    def check(self) -> None:
-        """Check that the evaluation computes it, if the results are known in advance."""
-        prefix, key = self._split(self._name, evaluates=True)
+    def check_mode(self) -> None:
+        """Warn of a mode that is not that of the metric."""
         if self._is_higher_better is not None:
             setting = "save_best" if self._setting == "save_best" else "greater_is_better"
+            key = self._split(self._name, evaluates=True)[1]
             self._warn_of_mode(setting, "max" if self._is_higher_better else "min", key)
+
+    def check_results(self, *, is_put_by_user: bool) -> None:
+        """Check that the evaluation computes it, if the results are known in advance.
+
+        ``is_put_by_user``: as for :meth:`check_monitor`.
+
+        Raises:
+            ConfigError: nothing of this run computes it.
+        """
+        if (text := self.unknown_result()) is None:
+            return
+        if not is_put_by_user:
+            raise ConfigError(text)
+        logger.warning("%s Unless your code logs it, the run ends with an error after its first evaluation.", text)
+
+    def unknown_result(self) -> str | None:
+        """The text of an error if the user names a metric that is not among the results; None if these are unknown."""
+        prefix, key = self._split(self._name, evaluates=True)
         name, _, key = key.rpartition("/")
         known = self._known_results()
         is_loss = "loss" in key and not key.endswith("_PPL")  # the model may return it, or name parts of it
         if prefix != "evaluation" or is_loss or known is None or not self._spec.is_set(self._setting):
-            return
+            return None
         names = self._datasets if name else []
         results = [f"{one}.{result}" for one in names for result in ["loss", *known]] or ["loss", *known]
-        if {self._name, key, re.sub(r"_\d+$", "", key)}.isdisjoint(known):  # there may be a result for each class
-            raise ConfigError(
-                f"{self._spec.where(self._setting)}: got {self._name!r}, which the evaluation does not"
-                f" compute; its results are {', '.join(results)}. {did_you_mean(key, results)}"
-                f" {_MORE_RESULTS[self._spec.api]}"
-            )
+        if not {self._name, key, re.sub(r"_\d+$", "", key)}.isdisjoint(known):  # there may be a result for each class
+            return None
+        return (
+            f"{self._spec.where(self._setting)}: got {self._name!r}, which the evaluation does not"
+            f" compute; its results are {', '.join(results)}. {did_you_mean(key, results)}"
+            f" {_MORE_RESULTS[self._spec.api]}"
+        )
+
+    def raise_missing(self, results: Mapping[str, Any]) -> None:
+        """Called if an evaluation with these ``results`` has not computed it."""
+        spec, name = self._spec, self.key.removeprefix("eval_")
+        is_loaded = self._setting == "metric_for_best_model" and spec.load_best_model_at_end
+        use = f"which {spec.name_of('load_best_model_at_end')} needs" if is_loaded else "which selects a checkpoint"
+        raise ConfigKeyError(
+            f"{spec.where(self._setting)}: the evaluation computed no {name!r}, {use}."
+            f" {did_you_mean(name, sorted(results))}"
+        )
 
     def name_in_logs(self) -> str:
         key = self._key("eval_")
@@ -110,12 +139,10 @@ class BestMetric:
         """Name in the logs of callbacks and mode of a monitor, whose name may lack its data set.
 
         The mode "auto" is resolved, unless only the name can decide. If the monitor is also ``metric_for_best_model``,
-        the settings of that metric apply. Another mode than the known one is a warning. ``is_put_by_user``: as of
-        ``check_monitor``.
+        the settings of that metric apply. Another mode than the known one is a warning. ``is_put_by_user``: as for
+        :meth:`check_monitor`.
         """
         where = self._spec.where("early_stopping")
-        if name.startswith("val") and (hint := self._hint_for(name)):
-            raise ConfigError(f"{where}: got monitor={name!r}; results of an evaluation are called eval_.... {hint}")
         self.check_monitor(name, where, is_put_by_user=is_put_by_user)
         prefix, key = self._split(name, evaluates=name.startswith("eval"))
         if mode != "auto":
@@ -131,7 +158,7 @@ class BestMetric:
     def check_monitor(self, monitor: str, where: str, *, is_put_by_user: bool) -> None:
         """Check that the evaluation or the metrics of the run have a value that early stopping watches.
 
-        ``is_put_by_user``: code of the user's, such as a callback, may put the value, as a model may return a loss of
+        ``is_put_by_user``: the user's code, such as a callback, may log the value, as a model may return a loss of
         another name: then an unknown name is a warning. ``where`` the monitor was set.
 
         Raises:
@@ -143,7 +170,8 @@ class BestMetric:
         text = (
             f"{where}: got monitor={monitor!r}, which neither the evaluation nor the metrics of this run have. {hint}"
         )
-        if not (is_put_by_user or "loss" in monitor):
+        is_of_model = "loss" in monitor and not monitor.startswith("val")  # no results of an evaluation are called so
+        if not (is_put_by_user or is_of_model):
             raise ConfigKeyError(text)
         logger.warning(
             "%s Unless the model or a callback puts it, the run ends with an error after its first epoch.", text
@@ -239,6 +267,8 @@ class BestMetric:
             fix = f"Set {spec.name_of('greater_is_better')}=True or {spec.name_of('greater_is_better')}=False."
             if self._setting == "save_best":
                 fix = f"Set save_best={{{self._name!r}: 'max'}} or {{{self._name!r}: 'min'}}."
+            if (text := self.unknown_result()) is not None:
+                raise ConfigError(f"{text} If your code logs it: {fix}")
             raise ConfigError(
                 f"{spec.where(self._setting)}: got {self._name!r}, and it is unknown whether higher is better. {fix}"
             )
@@ -258,15 +288,6 @@ def _directions_of(metrics: str | Sequence[str] | Mapping[str, str | None] | Non
     if isinstance(metrics, Mapping):
         return metrics
     return dict.fromkeys([metrics] if isinstance(metrics, str) else metrics or ())
-
-
-def raise_missing(spec: RunSpec, key: str, results: Mapping[str, Any]) -> None:
-    """Called if an evaluation has not computed the metric with this storage key."""
-    name = key.removeprefix("eval_")
-    raise ConfigKeyError(
-        f"{spec.where('metric_for_best_model')}: the evaluation computed no {name!r}, which"
-        f" {spec.name_of('load_best_model_at_end')} needs. {did_you_mean(name, sorted(results))}"
-    )
 
 
 def early_stopping(

@@ -50,6 +50,7 @@ from trainwright.hooks.unfreezing import Unfreezing
 from trainwright.models.adapters import TrainableNames, adapter_files
 from trainwright.models.checkpoint_files import checkpoint_files
 from trainwright.models.outputs import TOKENS
+from trainwright.models.targets import loss_inside
 from trainwright.optim.freeze import freeze_bn
 from trainwright.optim.named import by_name, deep_copied, each_optimizer
 from trainwright.optim.weight_average import WeightAverage, build_average
@@ -236,7 +237,7 @@ class Run:
         for callback in self.built_in_callbacks:
             if any(callback is there for there in self.callbacks):
                 self.callbacks.pop_callback(callback)
-        best, has_own_code = self.best_metric, self.has_own_trainer or any(map(_is_of_user, self.callbacks))
+        best, has_own_code = self.best_metric, self._logs_by_user()
         built_in = early_stopping(self.spec, self.control, best, evaluates=self.evaluates, is_put_by_user=has_own_code)
         built_in += self.more_callbacks()
         own = {kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__}
@@ -247,6 +248,23 @@ class Run:
         if added:
             self.use_callbacks()
         self.built_in_callbacks = added
+
+    def check_metrics(self) -> None:
+        """Check that evaluations compute what selects checkpoints, unless the user's code may log it."""
+        if self.evaluates and self.spec.save_enabled:
+            for one in (self.best_metric, *self.best_metric.others()):
+                one.check_results(is_put_by_user=self._logs_by_user())
+
+    def _logs_by_user(self) -> bool:
+        """Whether the user's code is called, which may log values in evaluations."""
+        model, loss = self.model, loss_inside(getattr(self, "criterion", None))
+        return (
+            self.has_own_trainer
+            or any(map(_is_of_user, self.callbacks))
+            or any(_is_of_user(hook) or hook not in self.own_hooks for hook in self.hooks)
+            or (hasattr(model, "compute_loss") and _is_of_user(model))
+            or (loss is not None and not getattr(loss, "__module__", "").startswith("torch."))
+        )
 
     def stop(self, reason: str) -> None:
         """End the training after the current iteration: see :meth:`TrainerBase.stop`."""

@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch.utils.data import Subset, TensorDataset
 from trainwright.base.dist import get_world_size, is_main_process
 from trainwright.base.errors import ConfigTypeError
 from trainwright.data.columns import ColumnDataset
-from trainwright.engine.best_metric import raise_missing
+from trainwright.engine.best_metric import BestMetric
 from trainwright.engine.folder.record import RunRecord
 from trainwright.engine.folder.summary import RunSummary
 from trainwright.engine.run import Run
@@ -124,22 +124,32 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
         return []
     metric, others = run.best_metric, run.best_metric.others()
     for one in (metric, *others):
-        one.check()
-    key = metric.key
+        one.check_mode()
 
-    def on_missing() -> None:
-        raise_missing(spec, key, me.trainer.last_eval_results)
+    def on_missing(one: BestMetric, *, is_needed: bool) -> Callable[[], None] | None:
+        is_error = is_needed or one.unknown_result() is not None
+        return (lambda: one.raise_missing(me.trainer.last_eval_results)) if is_error else None
 
     best = BestCheckpointer(
         run.eval_is_due,
         run.checkpointer,
-        key,
+        metric.key,
         metric.mode(),
-        on_missing=on_missing if spec.load_best_model_at_end else None,
+        on_missing=on_missing(metric, is_needed=spec.load_best_model_at_end),
         top_k=spec.save_top_k or 1,
         number=None if run.name_of_save is None else lambda: me.name_of_save(),
     )
-    more = [BestCheckpointer(run.eval_is_due, run.checkpointer, one.key, one.mode(), one.file_name) for one in others]
+    more = [
+        BestCheckpointer(
+            run.eval_is_due,
+            run.checkpointer,
+            one.key,
+            one.mode(),
+            one.file_name,
+            on_missing=on_missing(one, is_needed=False),
+        )
+        for one in others
+    ]
     return [best, *more]
 
 

@@ -351,6 +351,7 @@ class RunMethods(TrainerBase):
     def before_train(self) -> None:
         self.run.best_weights.check()  # the settings may have been changed
         self.run.best_weights.undo()
+        self.run.check_metrics()
         self.run.use_built_in_callbacks()
         check_known_labels(self.run)
         check_packed_texts(self.run.model, self.run.batches.loader)

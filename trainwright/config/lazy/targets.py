@@ -8,7 +8,7 @@ import inspect
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from types import ModuleType
-from typing import Any, TypeVar, overload
+from typing import Any, Never, TypeVar, overload
 
 from omegaconf import DictConfig
 
@@ -268,7 +268,7 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[
     if signature is None:
         return {}
     parameters = signature.parameters.values()
-    if inspect.Parameter.VAR_KEYWORD in {p.kind for p in parameters}:
+    if any(p.kind is p.VAR_KEYWORD and p.annotation not in (Never, "Never") for p in parameters):
         return {}
     taken = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     text = f"{_signature_text(target, signature)} takes no argument"

@@ -2,9 +2,11 @@
 
 import logging
 import math
-from typing import Any
+from inspect import signature
+from typing import Any, Never
 
 from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, nearest_name
+from trainwright.config.foreign_names import inner_key_hint
 from trainwright.evaluation.objective import MODES, objective_of_name
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
@@ -56,13 +58,19 @@ class EarlyStoppingCallback(Callback):
         mode: str = "max",
         baseline: float | None = None,
         start: int = 0,
+        **unknown: Never,
     ) -> None:
+        line = "EarlyStoppingCallback(None, {}, patience=3, mode='auto')"
+        if unknown:
+            own = [name for name in signature(EarlyStoppingCallback).parameters if name != "unknown"]
+            hints = {n: inner_key_hint("early_stopping", n) or nearest_name(n, own).strip() for n in unknown}
+            faults = [f"EarlyStoppingCallback: there is no argument {n!r}. {h}".rstrip() for n, h in hints.items()]
+            raise ConfigTypeError("\n".join(faults) + f" Write {line.format(repr(monitor or 'eval_loss'))}.")
         if trainercontrol is not None and not isinstance(trainercontrol, TrainerControl):  # as other libraries have it
             name = repr(trainercontrol if isinstance(trainercontrol, str) else monitor or "eval_loss")
             raise ConfigTypeError(
                 f"EarlyStoppingCallback.trainercontrol: got {trainercontrol!r}; the first argument is"
-                " trainer.trainercontrol or None, the second the monitor: write"
-                f" EarlyStoppingCallback(None, {name}, patience=3, mode='auto')."
+                f" trainer.trainercontrol or None, the second the monitor: write {line.format(name)}."
             )
         if not isinstance(monitor, str) or not monitor:
             raise ConfigError(f"EarlyStoppingCallback.monitor: got {monitor!r}; it must be the name of a metric.")

@@ -55,6 +55,7 @@ def check_run(
     trainer's. ``on_start`` is called with the name of each check before it starts.
     """
     names = _chosen(only)
+    run.check_metrics()
     importlib.import_module("torchmetrics")  # the first update imports both: seconds that no check needs
     torch.compiler.list_backends()
 
