@@ -281,7 +281,7 @@ def logged_on_stages(folder: Path, kind: type[Trainer] = LogsInLoss) -> list[dic
             gradient_accumulation_steps=4, save_enabled=False, eval_strategy="no", pipeline_parallel_size=2,
             dataloader_shuffle=False, dataloader_drop_last=False, progress_bar=False,
         )  # fmt: skip
-        trainer = kind(build_gpt(), config, samples(22), callbacks=[callback])
+        trainer = kind(build_gpt(), config, samples(21), callbacks=[callback])
         trainer.train()
         rows = trainer.history if get_rank() == 0 else []
         names = ("mean_token", "at_begin")
@@ -292,8 +292,9 @@ def logged_on_stages(folder: Path, kind: type[Trainer] = LogsInLoss) -> list[dic
 
 def test_logged_values_are_means_over_the_micro_batches_on_each_stage(tmp_path: Path) -> None:
     first, last = on_ranks(logged_on_stages, tmp_path)
-    tokens = torch.stack([sample["token_ids"] for sample in samples(22)]).double()
-    means = [float(part.mean()) for part in tokens.split(8)]  # the last update has 3 micro-batches
+    tokens = torch.stack([sample["token_ids"] for sample in samples(21)]).double()
+    # The last update has micro-batches of 2, 2 and 1 samples, which count alike.
+    means = [float(part.mean()) for part in tokens.split(8)]
     for run in (*first, *last):
         assert run["mean_token"] == pytest.approx(means)
         assert run["at_begin"] == pytest.approx(means)

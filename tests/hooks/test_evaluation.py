@@ -1,5 +1,6 @@
 """Evaluations during a training."""
 
+import math
 from typing import Any
 
 import pytest
@@ -32,6 +33,15 @@ def test_evaluation_runs_each_period_and_once_at_the_end(period: int, at: list[i
     trainer.register_hooks([EvalHook(period, lambda: evaluated.append(trainer.iter) or {"acc": 1.0})])
     assert trainer.train(0, 8) == {"acc": 1.0}
     assert evaluated == at
+
+
+@pytest.mark.parametrize("loss", [1.5, math.nan])
+def test_a_final_evaluation_that_repeats_that_of_the_last_iteration_stores_nothing(loss: float) -> None:
+    trainer, hook = Trainer(), EvalHook(0, lambda: {"acc": 0.5, "loss": loss}, prefix="eval_")
+    last = CallbackHook(after_step=lambda trainer: hook.evaluate() if trainer.iter == 7 else None)
+    trainer.register_hooks([last, hook])
+    trainer.train(0, 8)
+    assert {at for _, at in trainer.storage.latest().values()} == {7}
 
 
 def test_no_final_evaluation_after_a_failure_even_in_the_last_iteration() -> None:

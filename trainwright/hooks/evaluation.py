@@ -91,7 +91,8 @@ class EvalHook(HookBase):
         storage.refuse_logged(scalars, "a result of the evaluation")
         self._warn_of_nan({name: value for name, value in scalars.items() if "loss" in name})
         before, done = storage.latest(), trainer.iterations_done
-        is_repeated = all(before.get(name) == (value, done - 1) for name, value in scalars.items())
+        # Compared as text, in which NaN is equal to NaN.
+        is_repeated = all(repr(before.get(name)) == repr((value, done - 1)) for name, value in scalars.items())
         if is_repeated and not any(hook.changes_final_weights for hook in trainer.hooks):
             return  # the final evaluation has repeated that of the last iteration: they have a row
         storage.put_scalars(**scalars, smoothing_hint=False)
