@@ -129,13 +129,13 @@ class Suite:
             losses += self._function("layout", is_tiny=True)["losses"]
         expected = losses if is_compared else []
         is_tiny = self.tiny or name != "peak"
-        return _judged(self._function(name, ranks=ranks, layout=layout, expected=expected, is_tiny=is_tiny))
+        return _judged(self._function(name, ranks=ranks, layout=layout, expected=expected, is_tiny=is_tiny, shares_gpu=True))
 
     def _hang(self, ranks: int) -> Row:
         from benchmarks.gpu_needs import WAITED
 
         start = time.monotonic()
-        found = self._run_function("hanging", ranks=ranks, is_tiny=True)
+        found = self._run_function("hanging", ranks=ranks, is_tiny=True, shares_gpu=True)
         seconds, is_named = time.monotonic() - start, WAITED in found.get("output", "")
         text = "ended, with the places of all processes" if is_named else f"not reported: {found.get('error', '')}"
         return Row(
@@ -214,8 +214,11 @@ class Suite:
     def _function(self, name: str, ranks: int = 1, **more: Any) -> dict[str, Any]:
         return self._result(self._run_function(name, ranks, **more))
 
-    def _run_function(self, name: str, ranks: int = 1, *, is_tiny: bool | None = None, **more: Any) -> dict[str, Any]:
-        shares_gpu = (self.shares_gpu or is_tiny is not None) and ranks > self.gpus
+    def _run_function(
+        self, name: str, ranks: int = 1, *, is_tiny: bool | None = None, shares_gpu: bool = False, **more: Any
+    ) -> dict[str, Any]:
+        """``shares_gpu``: more processes than GPUs use the first one, also where the suite's layouts do not."""
+        shares_gpu = (self.shares_gpu or shares_gpu) and ranks > self.gpus
         is_tiny = self.tiny or (name == "layout" and self.shares_gpu) if is_tiny is None else is_tiny
         settings = {"device": self.device, "tiny": is_tiny, "ranks": ranks, **more}
         options: dict[str, Any] = {"module": "benchmarks.gpu_rows", "shares_gpu": shares_gpu, **self._gpus(ranks)}

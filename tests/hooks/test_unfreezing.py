@@ -156,7 +156,7 @@ def test_a_wrong_setting_is_refused(api: Api, unfreeze: Any, message: str, tmp_p
 @APIS
 def test_a_step_after_the_end_is_a_warning(api: Api, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     api(tmp_path, [{"step": 100, "layers": ["first"]}])
-    assert "unfreeze: 'first' are never trained, step 100 is after the end" in caplog.text
+    assert "unfreeze: 'first' is never trained, step 100 is after the end" in caplog.text
 
 
 @APIS

@@ -7,13 +7,13 @@ the names of its placements and asks for a flattened mesh, which other layouts o
 import logging
 
 _LOGGER = "torch.distributed.tensor._redistribute"
-_OF_NORMS = "_NormPartial"  # the placement of a norm
+_NORM_PLACEMENT = "_NormPartial"
 
 
-def silence_norms() -> None:
+def silence_norm_warning() -> None:
     """Drop the warning; those about other tensors stay. Calling it again has no effect."""
-    logging.getLogger(_LOGGER).addFilter(_is_of_others)
+    logging.getLogger(_LOGGER).addFilter(_is_other_warning)
 
 
-def _is_of_others(record: logging.LogRecord) -> bool:
-    return _OF_NORMS not in record.getMessage()
+def _is_other_warning(record: logging.LogRecord) -> bool:
+    return _NORM_PLACEMENT not in record.getMessage()

@@ -1,4 +1,4 @@
-"""Let a selective recomputation make other numbers of operations whose results are not kept.
+"""Allow a selective recomputation to call operations whose results are not kept more or less often than before.
 
 Torch (2.13) raises an error for any operation that it has not seen as often in the first computation. The second one of
 a recomputed block has another number of labels for the profiler, from units of FSDP2 within it, and of views of

@@ -150,7 +150,7 @@ def _as_list(hint: Any, value: Any, where: str) -> str:
     if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
         return ""
     listed = [value]
-    return "" if converted(hint, listed) is listed else f"Write {listed!r}."
+    return "" if converted(hint, listed) is listed else f"Write {_line(where, listed)}."
 
 
 _FACTORS = {"k": 1000, "m": 1_000_000}

@@ -82,7 +82,7 @@ class Comparison:
         )
 
     def declare_to(self, handler: Any) -> None:
-        """Tell a metrics handler what the scores and the targets are."""
+        """Declare to a metrics handler what the scores and the targets are."""
         declare = getattr(handler, "declare_scores", None)
         if declare is not None:
             declare(are_logits=self.are_logits, is_classes_last=self.is_classes_last)

@@ -152,7 +152,7 @@ class MetricsHandler:
         return next((str(metric.objective) for metric in found if metric.objective), None)
 
     def declare_scores(self, *, are_logits: bool | None, is_classes_last: bool | None = None) -> None:
-        """Tell metrics without the setting ``from_logits`` what the scores are: logits or probabilities.
+        """Declare the scores to metrics without the setting ``from_logits``: logits or probabilities.
 
         ``is_classes_last``: scores of several positions are (B, L, C), not (B, C, L); None: their shape shows it.
         """
@@ -161,7 +161,7 @@ class MetricsHandler:
                 metric.declare_scores(are_logits=are_logits, is_classes_last=is_classes_last)
 
     def declare_targets(self, *, are_probabilities: bool) -> None:
-        """Tell metrics whether targets of the shape of the scores are class probabilities."""
+        """Declare to metrics whether targets of the shape of the scores are class probabilities."""
         self.are_targets_probabilities = are_probabilities
         for metric in self.metrics.values():
             if isinstance(metric, TMMetrics | TorchMetric):

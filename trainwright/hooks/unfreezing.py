@@ -99,6 +99,7 @@ def unfreezing_hook(
             step = math.ceil(stage["epoch"] * (steps_per_epoch or 0))
         step = math.ceil(step * total_steps) if isinstance(step, float) else step
         if step >= total_steps:
-            logger.warning("unfreeze: %s are never trained, step %d is after the end.", _quoted(names), step)
+            are = "is" if len(names) == 1 else "are"
+            logger.warning("unfreeze: %s %s never trained, step %d is after the end.", _quoted(names), are, step)
         stages.append((step, list(names)))
     return Unfreezing(model, stages, steps_done)

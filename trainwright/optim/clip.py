@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainwright._torch_compat.norm_warning import silence_norms
+from trainwright._torch_compat.norm_warning import silence_norm_warning
 from trainwright.base.dist import TIED_COPY, gather_over_pipeline, mesh_in_use, reduce_over_pipeline
 from trainwright.base.errors import ConfigError
 from trainwright.optim.named import each_optimizer, parameters_of
@@ -113,7 +113,7 @@ def total_norm(params: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
     params = [*params]
     if mesh_in_use() is None:
         return torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None], norm_type)
-    silence_norms()
+    silence_norm_warning()
     device = params[0].device if params else torch.accelerator.current_accelerator() or torch.device("cpu")
     norms = [torch.zeros((), device=device)]
     for same in _by_mesh(p for p in params if not getattr(p, TIED_COPY, False)):

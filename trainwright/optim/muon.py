@@ -34,7 +34,7 @@ def matrices_of_hidden_layers(model: nn.Module) -> set[nn.Parameter]:
 
 
 def _checked_groups(params: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of the groups, which say which parameters are matrices of hidden layers; there is one on some process."""
+    """Copies of the groups, which name the matrices of hidden layers; at least one process has such a matrix."""
     groups = [dict(group) if isinstance(group, Mapping) else {} for group in params]
     if not groups or any(IS_HIDDEN not in group for group in groups):
         raise ConfigError(

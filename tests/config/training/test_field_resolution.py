@@ -202,7 +202,7 @@ def test_every_fault_of_a_metric_is_in_one_message() -> None:
         MetricConfig("cer", objective="up", n_decimals=-1, output_keys="cer")
     assert str(caught.value).splitlines() == [
         "MetricConfig.objective: got 'up' (str); it must be 'maximize', 'minimize' or None.",
-        "MetricConfig.output_keys: got 'cer' (str); it must be a list of names, or None. Write ['cer'].",
+        "MetricConfig.output_keys: got 'cer' (str); it must be a list of names, or None. Write output_keys=['cer'].",
         "MetricConfig.n_decimals: got -1 (int); it must be a whole number >= 0.",
     ]
     for values in ({}, {"nmae": "cer"}, {"name": 3}, {"name": ""}):

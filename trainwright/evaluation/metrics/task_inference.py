@@ -74,11 +74,11 @@ def for_classification(predictions: Tensor, targets: Tensor, *, channels_last: b
         predictions = predictions.movedim(-1, 1)
     predictions = full_precision(predictions)
     if targets.is_floating_point() and not torch.equal(targets, targets.round()):
-        fix = "ame a metric of regression, such as MeanSquaredError."
         is_of_classes = targets.shape == predictions.shape and targets.dim() > 1
-        hint = "Are they class probabilities? loss='CrossEntropyLoss' declares it. Else n" if is_of_classes else "N"
+        hint = " Are they class probabilities? loss='CrossEntropyLoss' declares it." if is_of_classes else ""
         raise EvaluationError(
-            f"targets {shape_and_type(targets)} have fractions; a classification's are whole numbers. {hint}{fix}"
+            f"targets {shape_and_type(targets)} have fractions; a classification's are whole numbers.{hint} For other"
+            " numbers use a metric of regression, such as MeanSquaredError."
         )
     return predictions if predictions.is_floating_point() else predictions.long(), targets.long()
 
