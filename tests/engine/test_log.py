@@ -146,6 +146,22 @@ def test_hooks_and_callbacks_log_in_both(build: Any, accumulation: int, tmp_path
 
 
 @APIS
+def test_two_values_of_an_update_under_one_name_are_refused(build: Any, tmp_path: Path) -> None:
+    class AtEnd(Callback):
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            self.trainer.log({"at_end": 1.0})
+
+    single = build(tmp_path / "1")
+    single.add_callback(AtEnd())
+    single.train()
+    assert len(single.storage.history("at_end").values()) == single.max_iter
+    accumulated = build(tmp_path / "2", 2)
+    accumulated.add_callback(AtEnd())
+    with pytest.raises(ConfigError, match=r"'at_end' is logged in a micro-batch and in a hook or callback.*one value"):
+        accumulated.train()
+
+
+@APIS
 def test_every_writer_of_files_gets_the_values(build: Any, tmp_path: Path) -> None:
     build(tmp_path).train()
     rows = rows_of(tmp_path)

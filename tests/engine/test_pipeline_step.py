@@ -301,6 +301,17 @@ def test_logged_values_are_means_over_the_micro_batches_on_each_stage(tmp_path: 
     assert all(run["written"] for run in first)
 
 
+class LogsBeginAgain(LogsInLoss):
+    def compute_loss(self, model: Any, inputs: Any) -> Tensor:
+        self.log({"at_begin": 0.0})
+        return super().compute_loss(model, inputs)
+
+
+def test_a_name_of_the_loss_and_of_a_callback_is_refused_on_each_stage(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"'at_begin' is logged in the loss of a pipeline and in a micro-batch"):
+        on_ranks(logged_on_stages, tmp_path, LogsBeginAgain)
+
+
 def test_another_name_after_the_first_update_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         AssertionError, match=r"trainer\.log: late, mean_token was logged.*after mean_token in the first"

@@ -27,6 +27,7 @@ from trainwright.models.outputs import scalars_of
 from trainwright.parallel.pipeline import Pipeline
 
 _LOSS = "loss of the step"  # no name of a model's outputs
+_IN_LOSS = "the loss of a pipeline"  # where values are logged
 
 
 class Logged(NamedTuple):
@@ -175,9 +176,9 @@ class TrainStages:
     def put_logged(self, metrics: StepMetrics, storage: EventStorage) -> None:
         """Store the means of what the user's code has logged in the latest window."""
         if self._pipeline.is_last:
-            metrics.put_logged(storage, self.own_rows)
+            metrics.put_logged(storage, self.own_rows, _IN_LOSS)
         else:
-            metrics.put_nothing_logged(storage, self.own_names)
+            metrics.put_nothing_logged(storage, self.own_names, _IN_LOSS)
 
     def _own(self, update: Update, rows: list[Row], length: int) -> list[Row]:
         """The rows of the window's micro-batches on the last stage; on the others, which weigh 0, placeholders."""

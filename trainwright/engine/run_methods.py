@@ -136,6 +136,7 @@ class RunMethods(TrainerBase):
 
         Raises:
             NoEventStorageError: there is no training and no evaluation.
+            ConfigError: the name is taken, or an update would have two values of it.
         """
         scalars, storage = logged_scalars(values, *others, **options), get_event_storage()
         step = self.run.current_step() if self._stepper is not None and self.iterations_done == self.iter else None
@@ -144,7 +145,7 @@ class RunMethods(TrainerBase):
         elif step is not None:
             step.log(scalars)
         else:
-            storage.admit_logged(scalars)
+            storage.admit_logged(scalars, "a hook or callback")
             for name, value in scalars.items():
                 storage.put_scalar(name, value)
             if self.run.write_hook is not None and self.is_training:

@@ -95,11 +95,16 @@ class StepMetrics:
         if has_scalars:
             self._put_scalars(storage, self.means(rows), self._weight())
 
-    def put_logged(self, storage: EventStorage, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Store the means of values that the user's code has logged in the micro-batches of an update."""
+    def put_logged(
+        self, storage: EventStorage, rows: Sequence[Mapping[str, Any]], where: str = "a micro-batch"
+    ) -> None:
+        """Store the means of values that the user's code has logged in the micro-batches of an update.
+
+        ``where`` they were logged, for errors.
+        """
         weights, device = self._mean.weights, self._device
         names = [*dict.fromkeys(chain.from_iterable(rows))]
-        storage.admit_logged(names)
+        storage.admit_logged(names, where)
         for name in names:
             having = [place for place, row in enumerate(rows) if name in row]
             by = [weights[place] for place in having] if len(weights) == len(rows) else []
@@ -112,10 +117,10 @@ class StepMetrics:
                 part = part_of_mean([as_tensor(value, device) for value in values], by, device)
                 storage.put_mean(name, part, dist.all_reduce, is_optional=True)
 
-    def put_nothing_logged(self, storage: EventStorage, names: Sequence[str]) -> None:
+    def put_nothing_logged(self, storage: EventStorage, names: Sequence[str], where: str) -> None:
         """Store that other processes have logged values of these names: this one has no part of their means."""
         assert self._device is not None, "there are others"
-        storage.admit_logged(names)
+        storage.admit_logged(names, where)
         for name in names:
             no_part = torch.zeros((), device=self._device), 0.0
             storage.put_mean(name, no_part, dist.all_reduce, is_optional=True)

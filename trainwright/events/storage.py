@@ -108,7 +108,8 @@ class EventStorage:
         self.samples = 0
         self.results: set[str] = set()  # the names of values that evaluations put
         self.logged_results: set[str] = set()  # those among them that the user's code logs, without a prefix
-        self.logged: set[str] = set()  # the names of values that the user's code logs in training
+        # What the user's code logs in training: by name, where and in which iteration it was logged last.
+        self.logged: dict[str, tuple[str, int]] = {}
         self.written: int | None = None
         self.written_before: int | None = None
         self.first_unwritten = start_iter
@@ -270,25 +271,34 @@ class EventStorage:
         first = self._local[name].first_iteration if name in self._local else math.inf
         return min(first, self._late.get(name, math.inf))
 
-    def admit_logged(self, names: Iterable[str]) -> None:
+    def admit_logged(self, names: Iterable[str], where: str) -> None:
         """Admit names of values that the user's code logs in training; values of one name are of one source.
 
+        ``where`` they are logged, for the error.
+
         Raises:
-            ConfigError: the training or an evaluation puts a value of this name itself.
+            ConfigError: the training or an evaluation puts a value of this name itself, or this iteration has a value
+                that was logged elsewhere.
         """
         for name in names:
             key = self._prefix + name
-            if key in self.logged:
-                continue
-            if key in self.results:
-                raise taken_name(name, "the training", "a result of the evaluation")
-            if key in self._hints and key not in self._restored:
-                raise taken_name(name, "the training", "a value of the step (which its model returns) or of a hook")
-            self.logged.add(key)
+            if key not in self.logged:
+                if key in self.results:
+                    raise taken_name(name, "the training", "a result of the evaluation")
+                if key in self._hints and key not in self._restored:
+                    raise taken_name(name, "the training", "a value of the step (which its model returns) or of a hook")
+            before, at = self.logged.get(key, (where, self.iter))
+            if before != where and at == self.iter:
+                raise ConfigError(
+                    f"trainer.log: {name!r} is logged in {before} and in {where}, and an update has one value of a"
+                    " name. Log it in one of them: values of micro-batches in the loss or in on_train_batch_begin, not"
+                    " in on_train_batch_end, which comes after the update for the last one."
+                )
+            self.logged[key] = where, self.iter
 
     def refuse_logged(self, names: Iterable[str], source: str) -> None:
         """Raise if the user's code logs one of these names in training. ``source``: what puts them, for the error."""
-        if twice := self.logged.intersection(names):
+        if twice := self.logged.keys() & set(names):
             raise taken_name(min(twice), "the training", source)
 
     def put_image(self, name: str, image: "ArrayLike") -> None:
