@@ -129,7 +129,9 @@ class Suite:
             losses += self._function("layout", is_tiny=True)["losses"]
         expected = losses if is_compared else []
         is_tiny = self.tiny or name != "peak"
-        return _judged(self._function(name, ranks=ranks, layout=layout, expected=expected, is_tiny=is_tiny, shares_gpu=True))
+        return _judged(
+            self._function(name, ranks=ranks, layout=layout, expected=expected, is_tiny=is_tiny, shares_gpu=True)
+        )
 
     def _hang(self, ranks: int) -> Row:
         from benchmarks.gpu_needs import WAITED
