@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from tests.config.config_file.conftest import Anything, fault, loader, whole
 from tests.toys import Classifier, file_config, points
-from trainwright import DefaultTrainer
+from trainwright import DefaultTrainer, get_config
 from trainwright.base.errors import ConfigKeyError, ConfigTypeError
 from trainwright.config import ConfigError, LazyCall, LazyConfig
 from trainwright.config.config_file.checks import _log_without_effect, validate
@@ -23,6 +23,15 @@ def test_the_defaults_a_small_run_and_ready_made_objects_have_no_faults():
     cfg = whole()
     cfg.model = cfg.optim = cfg.train.scheduler = Anything()
     validate(cfg)
+
+
+@pytest.mark.parametrize("section", ["train", "optim", "graph"])
+def test_a_file_of_settings_in_place_of_its_section_is_answered_with_the_line_to_write(section):
+    cfg = whole()
+    cfg[section] = get_config(f"common/{section}.py")
+    cfg[section].lr = 0.01  # a setting of the section, at the place where users expect it
+    with pytest.raises(ConfigKeyError, match=rf'write get_config\("common/{section}\.py"\)\.{section}\.'):
+        validate(complete(cfg))
 
 
 def test_a_missing_section_is_named_with_the_slip_that_may_be_it():

@@ -215,12 +215,17 @@ def _faults_of_rules(cfg: DictConfig, faults: Sequence[Fault]) -> Iterator[Fault
         yield Fault(spec.name_of(name), text)
 
 
+_INSIDE = 'A file of settings has its section inside: write get_config("common/{0}.py").{0}.'
+
+
 def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
     """What other libraries call a key, or the nearest one."""
     from trainwright.config.key_hints import own_code_hint, train_key_hint  # here: loads pydantic
 
     if "." in path[-1]:
         return f"It is one key with dots in its name. Write cfg.{'.'.join(path)} = ..."
+    if len(path) == 2 and path[0] == path[1]:
+        return _INSIDE.format(path[0])
     if path[:-1] == ["train"]:
         return train_key_hint(path[-1], allowed)
     return own_code_hint(path[-1]) or did_you_mean(path[-1], allowed)
@@ -316,6 +321,8 @@ def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
             if path != name and (is_plain or (isinstance(section, DictConfig) and TARGET not in section)):
                 others = [other.removeprefix("optim.") for other in optimizers if other != path]
                 nearest = did_you_mean(path.removeprefix("optim."), others)
+                if "optim.optim" in optimizers:
+                    nearest = _INSIDE.format("optim")
                 text = f"is not an optimizer; optim has several by name. {nearest}"
                 yield Fault(path, text, ConfigKeyError)
                 continue
