@@ -89,7 +89,7 @@ def test_a_row_that_fails_is_reported_and_the_others_run(monkeypatch: pytest.Mon
 
 @pytest.mark.exhaustive
 def test_a_shared_layout_gets_the_losses_of_one_process(run_python: Callable[..., Any], tmp_path: Path) -> None:
-    arguments = ("--device", "cpu", "--processes", "1", "--share-gpu", "--rows", "one process,in 2 copies")
+    arguments = ("--device", "cpu", "--processes", "1", "--share-gpu", "--rows", "Layout: one process,in 2 copies")
     run_python("-m", "benchmarks.gpu_table", *arguments, "--into", tmp_path / "gpu.md", cwd=REPOSITORY, timeout=280)
     rows = [line for line in (tmp_path / "gpu.md").read_text().splitlines() if line.startswith("| Layout")]
     assert [row.split(" | ")[3] for row in rows] == ["yes", "yes"]

@@ -166,15 +166,16 @@ def test_what_cannot_be_replayed_is_refused(runs: dict[str, tuple[Path, list[int
         by_objects(tmp_path).replay(2)
 
 
-def replay_on_this_rank(folder: Path, builds: dict[str, Any]) -> dict[str, Any]:
+def replay_on_this_rank(folder: Path, builds: dict[str, int]) -> dict[str, Any]:
     """Train and replay, on one of two ranks; returns what the replays have found and what this rank has read."""
     found: dict[str, Any] = {}
-    for name in builds:
+    for name, updates in builds.items():
         READ.clear()
         build = BUILD[name]
         build(folder / name).train()
         size = 4 * 2
-        found[name] = {"read": READ[8 * size : 9 * size]}
+        trained = READ[-updates * size :]  # before that, the ranks' data are compared
+        found[name] = {"read": trained[8 * size : 9 * size]}
         trainer = build(folder / name)
         averaged: dict[str, float] = {}
 
@@ -193,7 +194,7 @@ def replay_on_this_rank(folder: Path, builds: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.exhaustive
 def test_two_ranks_replay_with_the_same_bits_and_the_samples_of_both(tmp_path: Path) -> None:
     """The norms are those of the gradients with which the optimizer steps."""
-    ranks = on_ranks(replay_on_this_rank, tmp_path, {"objects": 0, "files": 0}, world_size=2)
+    ranks = on_ranks(replay_on_this_rank, tmp_path, {"objects": 12, "files": 24}, world_size=2)
     assert ranks[0]["divided"] == ranks[1]["divided"] > 0
     for name in BUILD:
         first, second = (rank[name]["replay"] for rank in ranks)

@@ -16,6 +16,7 @@ from trainwright.inspect.check.finding import Report
 EXAMPLES = Path(__file__).parents[3] / "examples"
 # No Trainer of ours; ray is not installed; others start processes of their own, which are killed.
 WITHOUT_TRAINER = {"own_loop", "replicas_torchft", "sweep_ray", "resume_after_kill", "plot_curves", "prepare_digits"}
+NEEDS = {"low_precision": "torchao"}  # in no test extra
 SCRIPTS = [
     path
     for folder in ("objects", "recipes", "tasks")
@@ -59,6 +60,8 @@ def run_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 @pytest.mark.slow
 def test_an_example(script: Path, run_checked: Callable[[Path], Report]) -> None:
+    if script.stem in NEEDS:
+        pytest.importorskip(NEEDS[script.stem], reason=f"pip install {NEEDS[script.stem]}")
     report = run_checked(script)
     assert not report.problems, str(report)
 
