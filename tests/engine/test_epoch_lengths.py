@@ -1,6 +1,7 @@
 """The length of an epoch is asked when it starts: data that grow, shrink or follow a curriculum; batches by tokens."""
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,37 @@ def test_a_run_says_when_its_length_changes(tmp_path: Path, caplog: pytest.LogCa
     assert lines[0].startswith("Epoch 2 has 4 batches (the epoch before: 2).")
     assert "planned with 10 updates" in lines[0]
     assert "planned with 14 updates" in lines[1]
+
+
+@pytest.mark.parametrize("kind", ["sampler", "data set"])
+@pytest.mark.parametrize("sizes", [LONGER, SHORTER])
+def test_each_epoch_has_one_line(
+    kind: str, sizes: tuple[int, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"eval_strategy": "epoch", "progress_bar": True, "early_stopping": None}
+    data = data_of(kind, sizes)
+    with caplog.at_level(logging.INFO, "trainwright"):
+        trainer_of(tmp_path, {**data, "eval_dataset": TensorDataset(X, Y)}, **settings).train()
+    lines = [text for text in caplog.messages if re.match(r"Epoch \d/|Evaluation ", text)]
+    assert [text.split("  ")[0] for text in lines] == ["Epoch 1/3", "Epoch 2/3", "Epoch 3/3"]
+    assert all("eval_loss" in text for text in lines)
+
+
+def test_each_epoch_of_a_resume_with_fewer_samples_has_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"eval_strategy": "epoch", "progress_bar": True, "early_stopping": None, "save_enabled": True}
+    data: dict[str, Any] = {"train_dataset": TensorDataset(X, Y), "eval_dataset": TensorDataset(X, Y)}
+    trainer_of(tmp_path, data, num_epochs=2, **settings).train()
+    data["train_dataset"] = TensorDataset(X[:40], Y[:40])
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "trainwright"):
+        trainer = trainer_of(tmp_path, data, num_epochs=4, resume_from_checkpoint=True, **settings)
+        trainer.train()
+    lines = [text for text in caplog.messages if re.match(r"Epoch \d/|Evaluation ", text)]
+    assert [text.split("  ")[0] for text in lines] == ["Epoch 3/4", "Epoch 4/4"]
+    assert trainer.sample_ids(17) is not None, "of this start"
+    assert trainer.sample_ids(16) is None, "the length was another one"
 
 
 @pytest.mark.parametrize("stop", [2, 5, 6, 9])  # where an epoch ends, and within one

@@ -157,7 +157,8 @@ class EpochLines(HookBase):
 
     def __init__(self, plan: Callable[[], LinePlan | None], best: BestCheckpointer | None = None) -> None:
         self._plan, self._best = plan, best
-        self._next = self._last = 0  # iterations done
+        self._at = self._end = self._last = 0  # iterations done
+        self._epoch = 0  # the line comes at its start
         lines = Recurring(lambda: self.trainer.iterations_done >= self._next, lambda done: self._next)
         self.due = (lines, Moment.LAST)
         self._start = 0.0  # seconds
@@ -196,9 +197,16 @@ class EpochLines(HookBase):
 
     def _plan_next(self, done: int) -> None:
         epoch, every = epoch_at(self._per_epoch, done)[0], self._lines.every
-        self._next = first_of_epoch(self._per_epoch, (epoch // every + 1) * every)
-        if self._next >= self.trainer.max_iter:
-            self._next = sys.maxsize  # after_train logs the last epoch
+        self._epoch, self._end = (epoch // every + 1) * every, -1
+
+    @property
+    def _next(self) -> int:
+        """After how many iterations the next line is due: an epoch may get another length when it starts."""
+        end = 0 if self.is_idle else first_of_epoch(self._per_epoch, self._epoch)
+        if end != self._end:
+            self._end = end
+            self._at = end if end < self.trainer.max_iter else sys.maxsize  # after_train logs the last epoch
+        return self._at
 
     def _log(self, *, reads: bool) -> None:
         trainer, now, storage, unit = self.trainer, time.monotonic(), self.trainer.storage, self._lines.unit
