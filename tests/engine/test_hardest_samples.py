@@ -3,6 +3,7 @@
 import csv
 import functools
 import operator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,7 @@ class Level(nn.Module):
 def ids_by_objects(folder: Path, dataset: Any, **settings: Any) -> Trainer:
     config = quiet(
         folder, num_epochs=2, batch_size=2, gradient_accumulation_steps=2, learning_rate=1e-4, log_steps=10, seed=1,
-        save_enabled=False, lr_scheduler_type="linear", **settings,
+        lr_scheduler_type="linear", **{"save_enabled": False, **settings},
     )  # fmt: skip
     return Trainer(Level(), config, dataset)
 
@@ -200,7 +201,7 @@ def ids_by_objects(folder: Path, dataset: Any, **settings: Any) -> Trainer:
 def ids_by_files(folder: Path, dataset: Any, **settings: Any) -> DefaultTrainer:
     cfg = file_config(
         folder, Level, lambda: dataset, train_iter=80, log_period=10, train_micro_batch_size=2,
-        num_accumulation_steps=2, checkpointer={"period": 1000}, **settings,
+        num_accumulation_steps=2, **{"checkpointer": {"period": 1000}, **settings},
     )  # fmt: skip
     cfg.optim = LazyCall(torch.optim.SGD)(lr=1e-4)
     return DefaultTrainer(cfg)
@@ -222,6 +223,76 @@ def test_the_ids_are_those_that_are_read_seen_from_any_update(api: str, tmp_path
     trainer.train()
     after = [trainer.sample_ids(update) for update in range(1, 81)]
     assert before == in_step == after == [[READ[n : n + 2], READ[n + 2 : n + 4]] for n in range(0, 320, 4)]
+
+
+class Changing(Photos):
+    """Data whose length differs from epoch to epoch."""
+
+    num = NUM
+
+    def __init__(self, sign: int, steps: int = 8) -> None:
+        super().__init__()
+        self.change = sign * steps
+
+    def set_epoch(self, epoch: int) -> None:
+        self.num = NUM + epoch * self.change
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, index: int) -> Any:
+        READ.append(int(index))
+        return {"values": torch.zeros(1)}
+
+
+def of_update(trainer: Any, update: int) -> list[int] | None:
+    ids = trainer.sample_ids(update)
+    return None if ids is None else functools.reduce(operator.iadd, ids, [])
+
+
+@IDS_BOTH
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_ids_of_data_that_change_their_length_are_those_that_are_read(api: str, sign: int, tmp_path: Path) -> None:
+    trainer = IDS_BUILD[api](tmp_path, Changing(sign))
+    in_step: list[Any] = []
+    trainer.register_hooks(
+        [CallbackHook(after_step=lambda trainer: in_step.append(of_update(trainer, trainer.iter + 1)))]
+    )
+    READ.clear()
+    trainer.train()
+    assert [of_update(trainer, update) for update in range(1, trainer.max_iter + 1)] == in_step
+    assert functools.reduce(operator.iadd, in_step, []) == READ
+
+
+@IDS_BOTH
+@pytest.mark.parametrize("sign", [1, -1])
+def test_ids_after_a_resume_of_data_that_change_their_length_are_right_or_unknown(
+    api: str, sign: int, tmp_path: Path
+) -> None:
+    def stop(trainer: Any) -> None:
+        if trainer.iter == 60:
+            raise KeyboardInterrupt
+
+    saves: Any = {"checkpointer": {"period": 25}}
+    if api == "objects":
+        saves = {"save_steps": 50, "save_enabled": True}
+    READ.clear()
+    trainer = IDS_BUILD[api](tmp_path, Changing(sign), **saves)
+    trainer.register_hooks([CallbackHook(after_step=stop)])
+    with suppress(KeyboardInterrupt):
+        trainer.train()
+    read = READ[: 4 * trainer.iterations_done]
+    READ.clear()
+    more: Any = {"resume_from_checkpoint": True} if api == "objects" else {"resume": True}
+    trainer = IDS_BUILD[api](tmp_path, Changing(sign), **saves, **more)
+    READ.clear()
+    first = trainer.start_iter
+    assert first > 0
+    trainer.train()
+    read = read[: 4 * first] + READ
+    for update in range(1, trainer.max_iter + 1):
+        ids = of_update(trainer, update)
+        assert ids == read[4 * (update - 1) : 4 * update] or (ids is None and update <= first)
 
 
 @IDS_BOTH
@@ -290,4 +361,12 @@ def test_an_earlier_start_with_another_batch_size_is_refused(tmp_path: Path) -> 
     (tmp_path / "run.json").write_text('{"starts": [{"samples_per_iteration": 4}, {"samples_per_iteration": 8}]}')
     with pytest.raises(ConfigError, match=r"update 40 .* 4 and 8 samples"):
         trainer.sample_ids(40)
+    assert trainer.sample_ids(41) is not None
+
+
+def test_the_samples_of_an_earlier_start_with_other_data_are_unknown(tmp_path: Path) -> None:
+    trainer = ids_by_files(tmp_path, Photos())
+    trainer.start_iter = 40
+    (tmp_path / "run.json").write_text('{"starts": [{"iterations_per_epoch": 40.0}, {"iterations_per_epoch": 42.0}]}')
+    assert trainer.sample_ids(40) is None
     assert trainer.sample_ids(41) is not None

@@ -43,6 +43,7 @@ from trainwright.engine.step import Step
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import loader_names, watched_batches, without_table
 from trainwright.events.epoch_means import EpochLength, epoch_around, epoch_at, first_of_epoch
+from trainwright.events.formats import RECORD_NAME, read_starts
 from trainwright.hooks import BestCheckpointer, HookBase, LRScheduler, PeriodicCheckpointer
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochLines, LinePlan, line_plan
@@ -362,8 +363,11 @@ class ConfigRun(Run):
             return None
         first, now = update - 1, trainer.iterations_done
         windows = self.spec.windows
-        more = self.samples_of_window(windows.before(first) - windows.before(now))
-        return trainer.samples_done + more, windows.at(first)
+        place = trainer.samples_done + self.samples_of_window(windows.before(first) - windows.before(now))
+        lengths = {start.get("iterations_per_epoch") for start in read_starts(self.folder.path / RECORD_NAME)}
+        if place < sampler.first_known or (update <= trainer.start_iter and len(lengths) > 1):
+            return None  # the data had another length, and a checkpoint has only the latest one
+        return place, windows.at(first)
 
     def samples_of_window(self, batches: int) -> int:
         return batches * int(self.cfg.train.train_micro_batch_size) * get_data_parallel_size()

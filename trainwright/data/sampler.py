@@ -9,9 +9,9 @@ together hold the same samples for any W.
 import copy
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import count, islice
+from itertools import count
 from numbers import Integral
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -55,6 +55,16 @@ class _BatchSampler(Sampler[list[int]]):
     """Base of the samplers of batches. A subclass says where its batches lie (`_places`)."""
 
     _epoch_length: int | None = None  # where a batch may reach into the next epoch
+    _first = (0, 0)  # an epoch, and the place where it starts; the epochs from it on have the same length
+    _past: tuple[
+        tuple[int, int, int, int], ...
+    ] = ()  # of each earlier length: where it ends, its `_first`, the samples
+    first_known = 0  # the place from which on the lengths are known
+
+    @property
+    def _unit(self) -> int:
+        """What a micro-batch of all ranks adds to the place."""
+        raise NotImplementedError
 
     def __init__(
         self,
@@ -107,6 +117,32 @@ class _BatchSampler(Sampler[list[int]]):
         self._order = _order_of(self.dataset, size, self.shuffle)
         return True
 
+    def _change_length(self, place: int) -> bool:
+        """Ask for the length of the epochs from ``place`` on; returns whether it has changed."""
+        past = (place, *self._first, self.data_size)
+        has_changed = self.ask_length()
+        if has_changed:
+            self._past = (*(one for one in self._past if one[0] < place), past)
+            if hasattr(self.dataset, "sample_order"):  # it has the order of now only
+                self.first_known = place
+        return has_changed
+
+    @property
+    def length_state(self) -> list[int]:
+        """The first epoch of the current length, the place where it starts, and the length of the data set."""
+        return [*self._first, self.data_size]
+
+    def load_length_state(self, state: Sequence[int]) -> None:
+        """Use a ``length_state``; the lengths before it are unknown."""
+        epoch, before, size = state
+        self._first, self.data_size, self.num_used = (epoch, before), size, size
+        self._order = _order_of(self.dataset, size, self.shuffle)
+        self._use_length()
+        self._past, self.first_known = (), before if epoch else 0
+
+    def _use_length(self) -> None:
+        """Compute what depends on the length of the data set."""
+
     def _places(self) -> Iterator[tuple[int, int, int]]:
         """For each batch of this rank: the epoch, the position in it, and the number of samples."""
         raise NotImplementedError
@@ -134,15 +170,21 @@ class _BatchSampler(Sampler[list[int]]):
 
         ``first``: the place of the first one, as the sampler's ``set_…`` method takes it.
         """
-        joined = copy.copy(self)
-        joined._join_ranks(first)
-        return [joined._indices(*place) for place in islice(joined._places(), number)]
+        places = [self._joined(first + at * self._unit) for at in range(number)]
+        return [joined._indices(*next(joined._places())) for joined in places]
 
     def indices_at(self, first: int) -> SampleIndices:
         """The first of these micro-batches, as a loader reads it."""
+        return next(iter(self._joined(first)))
+
+    def _joined(self, first: int) -> Self:
+        """A copy that yields the micro-batches of all ranks from ``first`` on, by the length of the data there."""
         joined = copy.copy(self)
+        past = next((one for one in self._past if first < one[0]), None)
+        if past is not None:
+            joined.load_length_state(past[1:])
         joined._join_ranks(first)
-        return next(iter(joined))
+        return joined
 
     def _join_ranks(self, first: int) -> None:
         """Yield the micro-batches of all ranks as those of one, from ``first`` on."""
@@ -202,12 +244,11 @@ class CyclicSampler(_BatchSampler):
         self._epoch_length = self.data_size
         self._limit: int | float | None = None
         self._keeps_batches = False
-        self._first = (0, 0)  # an epoch, and the samples before it; the epochs from it on have the same length
 
     def begin_epoch(self, consumed_samples: int) -> None:
         """An epoch starts after this many samples of the stream; its length is that of the data set now."""
         epoch = self.epoch_at(consumed_samples)
-        if self.ask_length():
+        if self._change_length(consumed_samples):
             self._first = epoch, consumed_samples
             self._use_length()
 
@@ -218,17 +259,6 @@ class CyclicSampler(_BatchSampler):
     def place_at(self, consumed_samples: int) -> int:
         """The place of the next sample in its epoch."""
         return (consumed_samples - self._first[1]) % self.num_used
-
-    @property
-    def length_state(self) -> list[int]:
-        """The first epoch of the current length, the samples before it, and the length of the data set."""
-        return [*self._first, self.data_size]
-
-    def load_length_state(self, state: Sequence[int]) -> None:
-        epoch, before, size = state
-        self._first, self.data_size, self.num_used = (epoch, before), size, size
-        self._order = _order_of(self.dataset, size, self.shuffle)
-        self._use_length()
 
     def set_consumed_samples(self, consumed_samples: int) -> None:
         """Start the next ``iter()`` after this many samples of the stream, counted over all ranks."""
@@ -257,8 +287,12 @@ class CyclicSampler(_BatchSampler):
         self.micro_batch_size *= self.data_parallel_size
         self.data_parallel_rank, self.data_parallel_size = 0, 1
 
+    @property
+    def _unit(self) -> int:
+        return self.micro_batch_size * self.data_parallel_size
+
     def __len__(self) -> int:
-        return -(-self.num_used // (self.micro_batch_size * self.data_parallel_size))
+        return -(-self.num_used // self._unit)
 
     def num_samples(self, batch: int) -> int:
         """The number of this rank's samples in each batch."""
@@ -375,14 +409,20 @@ class EpochSampler(_BatchSampler):
         self.global_batch_size = batch_size * data_parallel_size
         self.infinite = True
         self._first_batch = 0
-        self._first = (0, 0)  # an epoch, and the batches before it; the epochs from it on have the same length
         self._use_length()
 
     def begin_epoch(self, epoch: int, batches: int) -> None:
         """Epoch ``epoch`` starts after this many batches; its length is that of the data set now."""
+        has_changed = self._change_length(batches)
         self._first = epoch, batches
-        if self.ask_length():
+        if has_changed:
             self._use_length()
+
+    def epoch_of(self, batches: int) -> tuple[int, int, int]:
+        """The epoch of the batch that follows so many, the batches before this epoch, and its samples."""
+        joined = self._joined(batches)
+        epochs, batch = divmod(batches - joined._first[1], len(joined))
+        return joined._first[0] + epochs, batches - batch, joined.samples_per_epoch
 
     def _use_length(self) -> None:
         whole = self.global_batch_size
@@ -402,6 +442,8 @@ class EpochSampler(_BatchSampler):
     def set_batches_done(self, batches: int) -> None:
         """Start the next ``iter()`` after this many batches of all epochs; not before that of ``begin_epoch``."""
         self._first_batch = batches
+
+    _unit = 1
 
     def _join_ranks(self, first: int) -> None:
         self.set_batches_done(first)

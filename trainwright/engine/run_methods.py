@@ -274,7 +274,8 @@ class RunMethods(TrainerBase):
         """The indices of the samples of update ``update`` (from 1): for each micro-batch those of all processes.
 
         They are computed from the sampler, for past and coming updates. None: the loader is of a stream, or the user's
-        own, whose order is unknown. :func:`~trainwright.data.sample_name` gives the data set's name of an index.
+        own, whose order is unknown, or the run was resumed since the length of the data has changed.
+        :func:`~trainwright.data.sample_name` gives the data set's name of an index.
 
         Raises:
             ConfigError: the run has no such update, or an earlier start of the run with another batch size made it.

@@ -124,6 +124,10 @@ class StepPlan:
         epochs, rest = divmod(steps - plan.start.step, plan.steps_per_epoch)
         return plan.start.epoch + epochs, steps - rest
 
+    def samples_of_epoch(self, steps: int) -> int:
+        """The samples of the epoch of the step that follows ``steps`` steps."""
+        return self._planned_at(steps).samples_per_epoch
+
     def epoch_of(self, update: int) -> tuple[int, int]:
         """The first update, from 0, of the epoch of an update, and that of the next epoch."""
         epoch, first = self.epoch_at(self.steps(update))

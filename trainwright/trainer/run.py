@@ -403,6 +403,9 @@ class PythonRun(TrainerRun):
         if self.overrides.has("run_step", "inner_training_loop") or not isinstance(sampler, EpochSampler):
             return None
         done = plan.steps(update - 1)
+        is_known = sampler.epoch_of(done) == (*plan.epoch_at(done), plan.samples_of_epoch(done))
+        if not is_known or done < sampler.first_known:
+            return None  # the data had another length
         return done, plan.steps(update) - done
 
     def save(self) -> None:
