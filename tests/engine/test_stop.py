@@ -143,7 +143,7 @@ def test_early_stopping_says_what_did_not_improve_and_also_after_a_resume(build:
         trainer.train()
         end = end_of(tmp_path)
         assert (end["status"], end["iterations_done"]) == ("finished", 10)
-        assert end["reason"] == f"early stopping: {metric} was no better for 1 evaluations"
+        assert end["reason"] == f"early stopping: {metric} was no better for 1 evaluation"
 
 
 @APIS
@@ -181,6 +181,27 @@ def test_a_signal_in_the_final_evaluation_of_a_stopped_training_is_the_reason(bu
     assert end_of(tmp_path) == {"status": "finished", "reason": "enough", "iterations_done": 4}
     resumed.train()
     assert end_of(tmp_path) == {"status": "finished", "reason": None, "iterations_done": ITERATIONS}
+
+
+@APIS
+def test_a_resume_for_the_final_evaluation_shows_it_and_the_summary(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Sends(Callback):
+        def on_eval_begin(self, logs: Any) -> None:
+            if logs["global_step"] == ITERATIONS:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+    trainer = build(tmp_path)
+    trainer.add_callback(Sends())
+    with pytest.raises(TrainingTerminated):
+        trainer.train()
+    caplog.set_level("INFO", "trainwright")
+    caplog.clear()
+    build(tmp_path).train()
+    at_end = f"{ITERATIONS}/{ITERATIONS}"
+    for text in ("nothing to train, the final evaluation is made", f"Evaluation  iteration {at_end}", "Finished after"):
+        assert caplog.text.count(text) == 1, text
 
 
 @APIS

@@ -167,6 +167,7 @@ BOTH = {"data": 25.0, "hooks": 45.0, "save": 40.0, "forward": 10.0, "backward": 
         ({}, {}, "^$", None),
         (DATA, {}, "Waiting for data takes 60 %.*dataloader_num_workers.*__getitems__", None),
         (DATA, {"reads_batches": True}, "dataloader_num_workers", "__getitems__"),
+        (DATA, {"reads_batches": True, "is_in_memory": True}, "", "num_workers"),  # no worker reads tensors faster
         (QUICK, {}, "ColumnDataset.*__getitems__ returns the complete batch, with data_collator=same", "num_workers"),
         (QUICK, {"reads_batches": True}, "", "data"),
         (DATA, {"num_workers": 1}, "with 1 worker for 4 CPUs: raise dataloader_num_workers", None),

@@ -174,6 +174,10 @@ _FIXES = {
         "An embedding has no row for an id of this batch: ids are 0 to num_embeddings - 1. Tokens that were added to a"
         " tokenizer need a larger embedding (resize_token_embeddings in transformers)."
     ),
+    r"weight tensor should be defined either for all (\d+) classes .*got weight tensor of shape: \[(.*?)\]": (
+        r"The loss has weights of the shape [\2], and the model returns scores for \1 classes: give one weight for each"
+        r" class, or change the number of the model's outputs."
+    ),
     r"expected (?:target dtype to be Long or Byte, but got|scalar type Long but found) (\w+)": (
         r"Class labels are whole numbers, and these are \1: convert them with labels.long(). For numbers to predict,"
         r" use a loss such as MSELoss."

@@ -376,13 +376,17 @@ class Run:
         epochs = f" ({epochs:.1f} epochs)" if epochs else ""
         schedule = ", ".join(sorted({getattr(one, "name", type(one).__name__) for one in self.schedules()}))
         mode = "graph mode" if spec.graph else "eager mode"
+        iterations = f"{trainer.start_iter + 1} to {trainer.max_iter}{epochs}"
+        if trainer.start_iter >= trainer.max_iter:
+            is_evaluated = self.evaluates and self.state.is_end_pending
+            iterations = f"nothing to train{', the final evaluation is made' if is_evaluated else ''}{epochs}"
         return {
             "Task": own.get("task"),
             "Model": described_model(self.model),
             "Frozen": next((hook.described() for hook in self.hooks if isinstance(hook, Unfreezing)), None),
             "Stage": described_stages(self.model),
             "Data": f"{data} (samples{left_out})" if data else None,
-            "Iterations": f"{trainer.start_iter + 1} to {trainer.max_iter}{epochs}",
+            "Iterations": iterations,
             "Batch": f"{updates} samples = {size} x {accumulation} accumulation x {processes}",
             "Layout": f"{world} process{'es' * (world > 1)}: {mesh.layout}" if (mesh := current_mesh()) else None,
             "Optimizer": described_optimizers(self.optimizers, schedule),

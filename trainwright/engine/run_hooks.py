@@ -175,11 +175,13 @@ def timing_facts(run: Run) -> Facts:
     dataset = getattr(loader, "dataset", None)
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
+    is_in_memory = isinstance(dataset, TensorDataset | ColumnDataset)
     return Facts(
         batches=run.spec.windows.largest,
         device=torch.device(run.device).type,
         num_workers=getattr(loader, "num_workers", None),
-        reads_batches=isinstance(dataset, TensorDataset | ColumnDataset) or hasattr(dataset, "__getitems__"),
+        reads_batches=is_in_memory or hasattr(dataset, "__getitems__"),
+        is_in_memory=is_in_memory,
         saves_async=run.checkpointer.asynchronous,
         names=run.setting_names,
     )

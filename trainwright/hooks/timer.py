@@ -49,6 +49,7 @@ class Facts:
         device: the type of the device that trains, "cpu" or "cuda".
         num_workers: processes that read data; None if unknown.
         reads_batches: whether the data set returns complete batches.
+        is_in_memory: whether the data are tensors in memory, which no worker reads faster.
         saves_async: whether saves are written in the background.
         num_cpus: CPUs that this process may use.
         names: the names of settings.
@@ -59,6 +60,7 @@ class Facts:
     device: str = "cpu"
     num_workers: int | None = None
     reads_batches: bool = False
+    is_in_memory: bool = False
     saves_async: bool = True
     num_cpus: int = field(default_factory=count_cpus)
     names: SettingNames = field(default_factory=SettingNames)
@@ -199,6 +201,8 @@ def _about_data(shares: Mapping[str, float], seconds: float, facts: Facts) -> tu
     if num_workers and iteration < _QUICK_ITERATION:
         fix = f"passing such small batches between processes takes longer than reading them; try {names.no_workers}"
         return saving, f"{takes}, {by_workers}: {fix}."
+    if facts.is_in_memory:
+        return 0.0, f"{takes}."
     if wait < _QUICK_BATCH:
         return 0.0 if facts.reads_batches else 0.6 * shares["data"], f"{takes}: {in_batches}."
     if not num_workers:  # unknown too: a user's own loader

@@ -109,6 +109,13 @@ def test_a_target_whose_module_fails_to_import_is_a_fault(tmp_path, monkeypatch)
     assert "a_package_that_is_not_there" in str(fault(cfg))
 
 
+def test_a_fault_in_a_packaged_node_names_the_file_that_has_changed_it():
+    cfg = whole()
+    cfg.optim = get_config("common/optim.py").optim
+    cfg.optim.lrr = 0.01
+    assert "optim.lrr (in c.py): " in str(fault(cfg, source="c.py"))
+
+
 def test_settings_without_effect_are_logged_once(caplog):
     _log_without_effect.cache_clear()
     cfg = whole(nccl_fusion_max_ops=7)

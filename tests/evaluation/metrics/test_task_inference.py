@@ -19,6 +19,7 @@ from tests.evaluation.metrics.conftest import (
     fed,
     rng,
 )
+from trainwright.base.errors import ConfigError
 from trainwright.evaluation import EvaluationError, TMMetrics
 from trainwright.evaluation.metrics.tm_metrics import _log_binary, _warn_of_dimension
 
@@ -54,6 +55,30 @@ from trainwright.evaluation.metrics.tm_metrics import _log_binary, _warn_of_dime
             LABELS,
             sk.f1_score(LABELS, LABEL_SCORES > 0.5, average="macro"),
         ),
+        ("F1", {}, LABEL_SCORES, LABELS, sk.f1_score(LABELS, LABEL_SCORES > 0.5, average="macro")),
+        ("recall", {}, LABEL_SCORES, LABELS, sk.recall_score(LABELS, LABEL_SCORES > 0.5, average="macro")),
+        (
+            "f1",
+            {"average": "binary", "from_logits": True},
+            LOGITS[:, :2],
+            BINARY,
+            sk.f1_score(BINARY, LOGITS[:, :2].argmax(1)),
+        ),
+        (
+            "Recall",
+            {"task": "binary"},
+            LOGITS[:, :2].softmax(1),
+            BINARY,
+            sk.recall_score(BINARY, LOGITS[:, :2].argmax(1)),
+        ),
+        ("f1", {"average": "binary"}, SCORES, BINARY, sk.f1_score(BINARY, SCORES > 0.5)),
+        (
+            "AUROC",
+            {"task": "binary", "from_logits": True},
+            LOGITS[:, :2],
+            BINARY,
+            sk.roc_auc_score(BINARY, LOGITS[:, 1] - LOGITS[:, 0]),
+        ),
         ("Precision", {"average": "macro"}, LOGITS, CLASSES, sk.precision_score(CLASSES, FOUND, average="macro")),
         ("Recall", {"average": "weighted"}, LOGITS, CLASSES, sk.recall_score(CLASSES, FOUND, average="weighted")),
         ("AUROC", {}, SCORES, BINARY, sk.roc_auc_score(BINARY, SCORES)),
@@ -80,6 +105,13 @@ from trainwright.evaluation.metrics.tm_metrics import _log_binary, _warn_of_dime
 def test_the_task_is_inferred_from_the_first_batch(name, arguments, predictions, targets, expected, cuts):
     value = fed(name, predictions, targets, cuts, **arguments).compute()
     torch.testing.assert_close(value.double(), torch.as_tensor(expected).double(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_metric_of_two_classes_names_more_and_undeclared_scores():
+    with pytest.raises(EvaluationError, match=rf"takes scores of two classes.* are of {C}: leave it out"):
+        fed("F1Score", LOGITS.softmax(1), CLASSES, task="binary")
+    with pytest.raises(ConfigError, match="from_logits=True"):
+        fed("AUROC", LOGITS[:, :2], BINARY, task="binary")
 
 
 def test_tokens_may_have_their_classes_last_or_in_the_middle():

@@ -83,6 +83,8 @@ def _line(cfg: DictConfig, fault: Fault, source: str | None) -> str:
         place = f" (set by an override on the command line: {override!r})"
     else:
         file = fault.origin or source
+        if file and source and Path(file).is_relative_to(PACKAGED):
+            file = source  # it has changed what a packaged file defines
         place = f" (in {shown(file)})" if file and not Path(file).is_relative_to(PACKAGED) else ""
     return f"{fault.path}{place}: {fault.text}"
 

@@ -92,10 +92,15 @@ class RunSummary(HookBase):
 
     def __init__(self, folder: str, commands: Callable[[], Sequence[str]]) -> None:
         self._folder, self._commands = folder, commands
+        self._is_end_pending = False  # only the final evaluation and save are left to do
+
+    def before_train(self) -> None:
+        self._is_end_pending = self.trainer.start_iter >= self.trainer.max_iter
 
     def after_train(self) -> None:
         trainer = self.trainer
-        if not is_main_process() or has_failed(trainer) or trainer.iterations_done <= trainer.start_iter:
+        has_ended = self._is_end_pending or trainer.iterations_done > trainer.start_iter
+        if not is_main_process() or has_failed(trainer) or not has_ended:
             return
         rows = {
             **_results(trainer.hooks, trainer.storage),

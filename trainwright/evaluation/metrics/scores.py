@@ -18,6 +18,20 @@ def probabilities(scores: Tensor, *, is_multiclass: bool) -> Tensor:
     return within_range(wide.softmax(dim=1) if is_multiclass else wide.sigmoid())
 
 
+def of_second_class(scores: Tensor, *, are_logits: bool) -> Tensor:
+    """Scores (B, …) of the second of two classes, of scores (B, 2, …), for a metric of two classes.
+
+    Raises:
+        ValueError: there are more classes.
+    """
+    if scores.shape[1] != 2:
+        raise ValueError(
+            "task='binary' (average='binary') takes scores of two classes, or one for each sample, and these are of"
+            f" {scores.shape[1]}: leave it out, or set task='multiclass'"
+        )
+    return scores[:, 1] - scores[:, 0] if are_logits else scores[:, 1]
+
+
 def within_range(values: Tensor) -> Tensor:
     """Probabilities without what rounding has put outside of [0, 1]; NaN, which is above no threshold, is 0."""
     return values.clamp(0, 1).nan_to_num(0.0)

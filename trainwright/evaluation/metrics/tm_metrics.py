@@ -14,7 +14,7 @@ from trainwright.base.batch import IGNORED
 from trainwright.base.dist import all_gather_object, get_tensor_parallel_rank, get_world_size
 from trainwright.base.errors import ConfigError
 from trainwright.evaluation.evaluator import EvaluationError
-from trainwright.evaluation.metrics.scores import log_odds, ordered, probabilities, within_range
+from trainwright.evaluation.metrics.scores import log_odds, of_second_class, ordered, probabilities, within_range
 from trainwright.evaluation.metrics.task_inference import (
     Pair,
     aligned,
@@ -312,6 +312,9 @@ class TMMetrics:
         given = {**self._factory.core_arguments, **(self._inferred or {})}
         task, is_last = given.get("task") or self._factory.task, bool(self._channels_last)
         scores, labels = for_classification(predictions, targets, channels_last=is_last)
+        if task == "binary" and scores.is_floating_point() and scores.dim() == labels.dim() + 1:
+            self._check_declared(scores)
+            scores = of_second_class(scores, are_logits=bool(self._are_logits))
         if task == "multiclass" and given.get("num_classes"):
             check_classes((scores, labels), given["num_classes"], given.get("ignore_index", IGNORED))
         return self._as_read(scores, task) if scores.is_floating_point() else scores, labels
@@ -326,6 +329,11 @@ class TMMetrics:
         if self._are_logits:
             is_order = reads == "order"
             return ordered(log_odds(scores)) if is_order else probabilities(scores, is_multiclass=is_multiclass)
+        self._check_declared(scores)
+        return within_range(scores)
+
+    def _check_declared(self, scores: Tensor) -> None:
+        """Check that scores that nothing declares to be logits may be probabilities."""
         if self._are_logits is None and bool(((scores < 0) | (scores > 1)).any()):
             raise ConfigError(
                 f"metric {self.name}: scores lie outside [0, 1], and nothing declares that they are logits. Set"
@@ -333,7 +341,6 @@ class TMMetrics:
                 f" TMMetrics({self.name!r}, from_logits=True). (A loss of torch, a model's `loss_type` and an output"
                 " 'logits' declare it, too.)"
             )
-        return within_range(scores)
 
     def _infer(self, predictions: Tensor, targets: Tensor) -> None:
         task, size = infer_task(predictions, targets)

@@ -181,6 +181,9 @@ class MetricFactory:
             self.arguments["metric_func"] = _audio_function(self.arguments["metric_func"])
         self.is_wrapper = _domain(self.metric_class) == "wrappers"
         _check_arguments(name, self.metric_class, self.arguments)
+        if self.arguments.get("average") == "binary" and "task" in _parameters(self.metric_class):
+            self.arguments = {**self.arguments, "task": "binary"}  # the name in our own metrics, and in scikit-learn
+            del self.arguments["average"]
 
         names = [key for key in _INNER if self.is_wrapper and isinstance(self.arguments.get(key), str)]
         self._inner = names[0] if names else None
@@ -228,7 +231,7 @@ class MetricFactory:
         core = {**copy.deepcopy(self.core_arguments), **inferred}
         if self.ignores_label:
             core["ignore_index"] = IGNORED
-        if core.get("task") == "multiclass" and self.core_class.__name__ in _MEANS_OVER_CLASSES:
+        if core.get("task") in ("multiclass", "multilabel") and self.core_class.__name__ in _MEANS_OVER_CLASSES:
             core.setdefault("average", "macro")
         metric = _build(self.name, self.core_class, core)
         if self._inner is not None:

@@ -133,9 +133,8 @@ class EarlyStoppingCallback(Callback):
     def _is_of_evaluations(self) -> bool:
         return self.monitor.startswith("eval")
 
-    @property
-    def _unit(self) -> str:
-        return "evaluations" if self._is_of_evaluations else "epochs"
+    def _counted(self, number: int) -> str:
+        return f"{number} {'evaluation' if self._is_of_evaluations else 'epoch'}{'s' * (number != 1)}"
 
     def _count(self, logs: Logs, epoch: int | None, *, is_new: bool) -> None:
         value = float(logs[self.monitor])
@@ -147,10 +146,10 @@ class EarlyStoppingCallback(Callback):
                 self.wait = 0
         if self._stop(epoch):
             logger.info(
-                "Early stopping: %s was no better than its best, %s, for %d %s (patience=%d): stopping in epoch %s;"
+                "Early stopping: %s was no better than its best, %s, for %s (patience=%d): stopping in epoch %s;"
                 " %s.",
-                self.monitor, "none that is finite" if self.best is None else f"{self.best:.5g}", self.wait, self._unit,
-                self.patience, epoch, self.turned_off_by,
+                self.monitor, "none that is finite" if self.best is None else f"{self.best:.5g}",
+                self._counted(self.wait), self.patience, epoch, self.turned_off_by,
             )  # fmt: skip
 
     def on_train_end(self, logs: Logs) -> None:
@@ -203,7 +202,7 @@ class EarlyStoppingCallback(Callback):
         if self.trainercontrol is None:
             raise ConfigError("EarlyStoppingCallback.trainercontrol: got None; pass the trainer's trainercontrol.")
         self.trainercontrol.should_training_stop = True
-        self.trainercontrol.stop_reason = f"early stopping: {self.monitor} was no better for {self.wait} {self._unit}"
+        self.trainercontrol.stop_reason = f"early stopping: {self.monitor} was no better for {self._counted(self.wait)}"
         return True
 
     def _watch(self, monitor: str) -> None:
@@ -227,8 +226,8 @@ class EarlyStoppingCallback(Callback):
         if not self._is_logged:
             self._is_logged = True
             logger.info(
-                "Early stopping is on: it ends the run after %d %s without a %s %s%s%s; %s.",
-                max(1, self.patience), self._unit, "higher" if self.mode == "max" else "lower", self.monitor,
+                "Early stopping is on: it ends the run after %s without a %s %s%s%s; %s.",
+                self._counted(max(1, self.patience)), "higher" if self.mode == "max" else "lower", self.monitor,
                 f" (by more than min_delta={self.min_delta:g})" if self.min_delta else "",
                 f", not counting the first {self.start}" if self.start else "", self.turned_off_by,
             )  # fmt: skip

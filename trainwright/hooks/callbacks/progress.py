@@ -165,7 +165,8 @@ class EpochLines(HookBase):
 
     @property
     def shows_results(self) -> bool:
-        is_shown = self.trainer.iterations_done >= min(self._next, self.trainer.max_iter)
+        done = self.trainer.iterations_done
+        is_shown = done >= self._next or (done >= self.trainer.max_iter and self._is_open())
         return bool(is_shown and not self.is_idle)
 
     def before_train(self) -> None:
@@ -190,10 +191,12 @@ class EpochLines(HookBase):
             self.trainer.storage.line_at = done  # that of after_train
 
     def after_train(self) -> None:
-        trainer = self.trainer
-        is_open = trainer.iterations_done > max(self._last, trainer.start_iter)
-        if is_open and not (self.is_idle or has_failed(trainer)):
+        if not (self.is_idle or has_failed(self.trainer)) and self._is_open():
             self._log(reads=True)  # with the final evaluation
+
+    def _is_open(self) -> bool:
+        """Whether iterations were made since the last line."""
+        return bool(self.trainer.iterations_done > max(self._last, self.trainer.start_iter))
 
     def _plan_next(self, done: int) -> None:
         epoch, every = epoch_at(self._per_epoch, done)[0], self._lines.every
