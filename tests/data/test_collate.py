@@ -231,7 +231,7 @@ KNOWN_ERRORS = {
     "labels of shape (B, 1)": (lambda: F.cross_entropy(SCORES, torch.zeros(4, 1).long()), "labels.squeeze(1)"),
     "weights of fewer classes": (
         lambda: F.cross_entropy(SCORES, torch.zeros(4).long(), weight=torch.ones(2)),
-        r"weights of the shape \[2\], and the model returns scores for 3 classes",
+        "weights of the shape [2], and the model returns scores for 3 classes",
     ),
     "columns of classes": (lambda: F.cross_entropy(SCORES, torch.zeros(4, 3).long()), "labels.argmax(1)"),
     "an id without a row": (lambda: torch.nn.Embedding(5, 2)(torch.tensor([7])), "resize_token_embeddings"),
