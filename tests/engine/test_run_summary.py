@@ -2,17 +2,18 @@
 
 import logging
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from tests.config_trainer.test_default_trainer import config
 from tests.spent_time import spend
-from tests.toys import quiet
+from tests.toys import Classifier, file_config, quiet
 from trainwright import DefaultTrainer, Trainer, TrainingConfig
 from trainwright.engine.folder.summary import described_model, described_optimizers
 from trainwright.hooks import Callback
@@ -69,6 +70,58 @@ def test_samples_that_an_epoch_leaves_out_are_counted(
     caplog.set_level("INFO", "trainwright")
     Trainer(nn.Linear(4, 2), TrainingConfig(output_dir=tmp_path, batch_size=6, num_epochs=1, **settings), DATA).train()
     assert f"20 to train (samples{left_out})\n" in caplog.text
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(DATA[index] for index in range(len(DATA)))
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluated", "line"),
+    [
+        (Stream(), DATA, "a stream to train, 20 samples to evaluate"),
+        (DATA, Stream(), "20 samples to train, a stream to evaluate"),
+        (Stream(), None, "a stream to train"),
+        (DATA, DATA, "20 to train, 20 to evaluate (samples)"),
+    ],
+)
+def test_the_start_names_streams(
+    train: Any, evaluated: Any, line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    settings = TrainingConfig(output_dir=tmp_path, batch_size=4, max_steps=2, progress_bar=False, tensorboard=None)
+    Trainer(nn.Linear(4, 2), settings, train, evaluated).train()
+    (start,) = [rows(record) for record in caplog.messages if record.startswith("Training\n")]
+    assert start["Data"] == line
+
+
+def test_the_last_values_of_a_stream_are_recent_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Falling(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.done = nn.Linear(4, 2), 0
+
+        def forward(self, inputs: torch.Tensor) -> dict[str, torch.Tensor]:
+            self.done += 1
+            return {"loss": 0 * self.layer(inputs).sum() + 100.0 - self.done}
+
+        def compute_loss(self, inputs: Any) -> Any:
+            return self(inputs[0])
+
+    caplog.set_level("INFO", "trainwright")
+    settings = quiet(tmp_path, batch_size=4, max_steps=80, metrics=None)
+    trainer = Trainer(Falling(), settings, Stream())
+    trainer.train()
+    assert trainer.history[-1]["total_loss"] == pytest.approx(29.5), "the median of the last 20"
+    assert "Last    total_loss 29.5" in caplog.text
+
+
+def test_the_start_of_a_config_file_names_streams(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "trainwright")
+    DefaultTrainer(file_config(tmp_path, Classifier, Stream, train_iter=2)).print_info()
+    (start,) = [rows(record) for record in caplog.messages if record.startswith("Training\n")]
+    assert start["Data"].startswith("a stream to train")
 
 
 def run(folder: Path, api: str) -> Trainer | DefaultTrainer:

@@ -22,9 +22,10 @@ from trainwright.base.lazy_names import ring
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.spec import RunSpec
 from trainwright.data.batch_loader import BatchLoader
-from trainwright.data.batches import Batches
+from trainwright.data.batches import Batches, source_of
 from trainwright.data.same_samples import check_same_samples
 from trainwright.data.seeding import kept_generators
+from trainwright.data.streaming import is_stream
 from trainwright.engine.best_metric import BestMetric, check_monitors, early_stopping
 from trainwright.engine.folder.mirrored import mirror_of
 from trainwright.engine.folder.run_folder import RunFolder
@@ -370,8 +371,6 @@ class Run:
         size, lengths = spec.batch_size, [length for _, length in spec.windows.lengths]
         updates = ", then ".join(f"{size * length * ranks:,}" for length in lengths)
         accumulation = ", then ".join(map(str, lengths))
-        numbers = (own["num_train"], "to train"), (own["num_eval"], "to evaluate")
-        data = ", ".join(f"{number:,} {name}" for number, name in numbers if number)
         left_out = f"; each epoch leaves out {left_out:,}: dataloader_drop_last" if left_out else ""
         epochs = f" ({epochs:.1f} epochs)" if epochs else ""
         schedule = ", ".join(sorted({getattr(one, "name", type(one).__name__) for one in self.schedules()}))
@@ -385,7 +384,7 @@ class Run:
             "Model": described_model(self.model),
             "Frozen": next((hook.described() for hook in self.hooks if isinstance(hook, Unfreezing)), None),
             "Stage": described_stages(self.model),
-            "Data": f"{data} (samples{left_out})" if data else None,
+            "Data": self._described_data(own["num_train"], own["num_eval"], left_out),
             "Iterations": iterations,
             "Batch": f"{updates} samples = {size} x {accumulation} accumulation x {processes}",
             "Layout": f"{world} process{'es' * (world > 1)}: {mesh.layout}" if (mesh := current_mesh()) else None,
@@ -396,6 +395,22 @@ class Run:
             "Folder": spec.output_dir,
             "Settings": own["settings"],
         }
+
+    def _described_data(self, num_train: int | None, num_eval: int | None, left_out: str) -> str | None:
+        """The samples to train and to evaluate; a stream has no number. None: nothing is known."""
+        used = {"to train": (num_train, [self.batches.loader]), "to evaluate": (num_eval, self.eval_loaders())}
+        streams = {
+            name: not number and any(is_stream(getattr(source_of(one), "dataset", ())) for one in loaders)
+            for name, (number, loaders) in used.items()
+        }
+        unit = " samples" if any(streams.values()) else ""
+        parts = [
+            f"a stream {name}" if streams[name] else f"{number:,}{unit} {name}"
+            for name, (number, _) in used.items()
+            if number or streams[name]
+        ]
+        note = left_out.removeprefix("; ") if unit else f"samples{left_out}"
+        return ", ".join(parts) + (f" ({note})" if note else "") if parts else None
 
     def record(self) -> dict[str, Any]:
         """What ``run.json`` has of the run."""

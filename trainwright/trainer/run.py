@@ -305,9 +305,9 @@ class PythonRun(TrainerRun):
     def planned_length(self) -> tuple[int, int | None]:
         return self.state.plan.total_steps, self.state.plan.steps_per_epoch
 
-    def epoch_of(self) -> Callable[[int], Any]:
+    def epoch_of(self) -> Callable[[int], Any] | None:
         state = self.state
-        return lambda update: state.plan.epoch_of(update)
+        return (lambda update: state.plan.epoch_of(update)) if state.plan.has_epochs else None
 
     def own_step_hook(self) -> HookBase:
         return self.own_step  # type: ignore[no-any-return]
