@@ -173,7 +173,7 @@ def test_a_run_declares_what_scores_are_in_training_and_evaluation(case: str, tm
     expected = ((scores > 0) == labels.bool()).double().mean().item()
     assert results["accuracy"] == pytest.approx(expected)
     assert trainer.storage.latest()["accuracy"][0] == pytest.approx(expected)
-    assert results["f1_score"] == pytest.approx(sk.f1_score(labels, scores > 0, average="micro"))
+    assert results["f1_score"] == pytest.approx(sk.f1_score(labels, scores > 0, average="macro"))
 
 
 def test_scores_near_labels_of_a_squared_loss_are_compared_as_probabilities(tmp_path: Path) -> None:
