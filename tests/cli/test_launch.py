@@ -153,7 +153,7 @@ def test_torchrun_knows_the_options(capsys: pytest.CaptureFixture[str]) -> None:
 
     with pytest.raises(SystemExit, match="0"):
         main(["launch", "--help"])
-    listed = re.findall(r"^  (--[a-z-]+) ", capsys.readouterr().out.partition("--module")[0], re.MULTILINE)
+    listed = re.findall(r"^  (--[a-z-]+)[ ,]", capsys.readouterr().out.partition("--module")[0], re.MULTILINE)
     ours = {"--rejoin", "--resume"}
     if TorchVersion(torch.__version__) < "2.12":
         ours.add("--shutdown-timeout")

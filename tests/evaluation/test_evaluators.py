@@ -90,7 +90,7 @@ def test_reset_forgets():
         (
             {"images": 0},
             {"prediction_scores": torch.zeros(4, 3)},
-            r"'labels' in the batch.*images.*Give the field this",
+            r"'labels' in the batch.*images.*give the field this",
         ),
         ({"labels": torch.zeros(3).long()}, {"prediction_scores": torch.zeros(4, 3)}, r"\(4, 3\).*\(3,\)"),
         ({"labels": torch.zeros(4)}, {"prediction_scores": torch.zeros(4, 3)}, r"float32.*whole numbers"),
