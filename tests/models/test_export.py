@@ -168,6 +168,7 @@ def test_other_endings_and_a_missing_package_are_named(tmp_path: Path, monkeypat
         export_model(Net(), tmp_path / "model.onnx", torch.randn(2, 4))
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11
 def test_trainer_exports_what_it_evaluates(tmp_path: Path) -> None:
     """With an average of the weights, the average."""
     torch.manual_seed(0)

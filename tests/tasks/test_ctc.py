@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import DataError
@@ -303,10 +304,13 @@ def test_gradients_are_finite_where_there_is_padding(speech: CTCSpeechRecognitio
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of torch.onnx
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch 2.11
 @pytest.mark.parametrize("ending", ["pt2", "onnx"])
 def test_the_speech_model_is_exported_with_its_numbers_whatever_is_padded(ending: str, tmp_path: Path) -> None:
     if ending == "onnx":
         pytest.importorskip("onnxruntime")
+        if TorchVersion(torch.__version__) < "2.12":
+            pytest.skip("torch 2.11 does not export it: pending unbacked symbols")
     torch.manual_seed(0)
     config = CTCSpeechRecognitionConfig(id2label=["", "a"], num_features=20, hidden_size=8, num_hidden_layers=2)
     mask = (torch.arange(21) < torch.tensor([[21], [15], [4]])).long()
