@@ -277,7 +277,8 @@ def test_a_resume_with_other_hooks_goes_on_and_lists_what_is_not_used(
             "its batches have 4 samples, and train.train_micro_batch_size=8",
         ),
         ({"train.evaluation.evaluator": LazyCall(data)()}, ConfigTypeError, "evaluator: got Samples"),
-        ({"train.global_batch_size": 64}, ConfigError, "has 32 samples; it must be at most 32: set a smaller train"),
+        ({"train.global_batch_size": 64}, ConfigError, "at most 32: .* or train.global_batch_size where that is set"),
+        ({"train.train_micro_batch_size": 64}, ConfigError, "at most 32: set a smaller train.train_micro_batch_size"),
         ({"train.global_batch_size": 9}, ConfigError, "divisible"),
     ],
 )

@@ -147,7 +147,7 @@ def test_the_evaluation_that_stops_a_run_has_one_row_and_one_line(
     assert rows == list(range(7, rows[-1] + 1, 8))
     assert len(rows) < EPOCHS
     lines = [line for line in caplog.messages if line.startswith("Evaluation  iteration")]
-    assert len(lines) == (len(rows) if api == "Python" else 0)  # there the lines of epochs show the results
+    assert len(lines) == (len(rows) if api == "Python" else 0)  # the lines of epochs show the results of a config file
     longer = rows_of_evaluations(tmp_path, api, resume=True)
     assert longer == [*range(7, EPOCHS * 8 - 1, 8), EPOCHS * 8]
 

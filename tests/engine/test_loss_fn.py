@@ -357,17 +357,30 @@ def test_class_weights_without_a_dtype_have_that_of_the_model(dtype: torch.dtype
     assert results["loss"] == pytest.approx(expected, rel=1e-6 if dtype is torch.float64 else 0.02)
 
 
-def test_class_weights_of_a_model_with_a_head_of_single_precision_have_that_of_the_head(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head", [torch.float32, torch.bfloat16])
+def test_class_weights_have_the_dtype_of_the_outputs(head: torch.dtype, tmp_path: Path) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.body, self.head = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 3)
+            self.body, self.head = nn.Linear(4, 4).bfloat16(), nn.Linear(4, 3).to(head)
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return self.head(self.body(inputs.bfloat16()).float())
+            return self.head(self.body(inputs.bfloat16()).to(head)).float()
 
-    given = config(tmp_path, num_epochs=1, loss={"name_": "CrossEntropyLoss", "weight": [1.0, 2.0, 0.5]})
-    assert "loss" in Trainer(Net(), given, PAIRS, PAIRS).train()
+    model, weight = Net(), [1 / 3, 2.0, 0.5]
+    given = config(tmp_path, num_epochs=1, loss={"name_": "CrossEntropyLoss", "weight": weight})
+    results = Trainer(model, given, PAIRS, PAIRS).train()
+    expected = nn.CrossEntropyLoss(weight=torch.tensor(weight))(model(PAIRS.tensors[0]), PAIRS.tensors[1])
+    assert results["loss"] == pytest.approx(expected.item(), rel=1e-6)
+
+
+def test_class_weights_under_autocast_are_those_of_single_precision(tmp_path: Path) -> None:
+    model, weight = nn.Linear(4, 3), [1 / 3, 2.0, 0.5]
+    given = config(tmp_path, num_epochs=1, loss={"name_": "CrossEntropyLoss", "weight": weight}, mixed_precision="bf16")
+    results = Trainer(model, given, PAIRS, PAIRS).train()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = nn.CrossEntropyLoss(weight=torch.tensor(weight))(model(PAIRS.tensors[0]), PAIRS.tensors[1])
+    assert results["loss"] == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("form", ["object", "name and tensor", "trainer", "saved"])

@@ -33,7 +33,7 @@ class LossAsNumber(NoReturn):
 
 class LossOfItsOwn(Trainer):
     def compute_loss(self, model: Any, inputs: Any) -> Any:
-        return nn.functional.cross_entropy(model(inputs[0]), inputs[1]).item()
+        return nn.functional.cross_entropy(model(inputs[0]), inputs[1]).detach().numpy()
 
 
 def hits(predictions: Any, labels: Any) -> Any:
@@ -102,7 +102,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a task that needs none": (
         lambda folder: TrainerConfig(output_dir=str(folder), task="image_classification"),
-        "Here: TrainingConfig in place of TrainerConfig, without a task",
+        "Leave out task= (a TrainerConfig needs one: use a TrainingConfig)",
     ),
     "a task of another library": (
         lambda folder: TrainerConfig(output_dir=str(folder), task="token-classification"),

@@ -529,8 +529,8 @@ _NO_TASKS = (
     "detection", "segmentation", "image_segmentation", "image-segmentation", "semantic_segmentation",
 )  # fmt: skip
 _WITHOUT_TASK = (
-    "TrainingConfig in place of TrainerConfig, without a task: the model has its loss, or loss= names it, and metrics="
-    " names metrics"
+    "Leave out task= (a TrainerConfig needs one: use a TrainingConfig): the model has its loss, or loss= names it, and"
+    " metrics= names metrics"
 )
 _DIRECTIONS = {
     "min": ("minimize", "minimise", "lower", "less", "smaller", "minimum", "decrease", "descending", "np.less"),

@@ -189,7 +189,7 @@ def described_loss(loss: Any) -> dict[str, Any] | None:
 def with_lists(loss: Mapping[str, Any]) -> dict[str, Any]:
     """The name and the arguments of a loss with its tensors as lists, and their dtype if it is not float32.
 
-    Values of NumPy, which are float64 by default, get the dtype of the model, as lists of numbers do.
+    Values of NumPy, which are float64 by default, get the dtype of the model's outputs, as lists of numbers do.
 
     >>> import torch
     >>> with_lists({"name_": "CrossEntropyLoss", "weight": torch.ones(2, dtype=torch.float64)})

@@ -364,10 +364,13 @@ class ConfigRun(Run):
         first, now = update - 1, trainer.iterations_done
         windows = self.spec.windows
         place = trainer.samples_done + self.samples_of_window(windows.before(first) - windows.before(now))
-        lengths = {start.get("iterations_per_epoch") for start in read_starts(self.folder.path / RECORD_NAME)}
-        if place < sampler.first_known or (update <= trainer.start_iter and len(lengths) > 1):
+        if place < sampler.first_known or (update <= trainer.start_iter and self._had_other_lengths()):
             return None  # the data had another length, and a checkpoint has only the latest one
         return place, windows.at(first)
+
+    def _had_other_lengths(self) -> bool:
+        starts = read_starts(self.folder.path / RECORD_NAME)
+        return len({start.get("iterations_per_epoch") for start in starts}) > 1
 
     def samples_of_window(self, batches: int) -> int:
         return batches * int(self.cfg.train.train_micro_batch_size) * get_data_parallel_size()

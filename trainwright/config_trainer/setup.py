@@ -503,8 +503,8 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
     if length is not None and length < (largest := micro_batch * windows.largest):
         raise ConfigError(
             f"train.global_batch_size: got {largest}, but the training set has {length} samples; it"
-            f" must be at most {length}: set a smaller train.train_micro_batch_size."
-            f" ({train.train_micro_batch_size} train_micro_batch_size x"
+            f" must be at most {length}: set a smaller train.train_micro_batch_size, or"
+            f" train.global_batch_size where that is set. ({train.train_micro_batch_size} train_micro_batch_size x"
             f" {windows.largest} num_accumulation_steps x {get_data_parallel_size()} processes)"
         )
     if train.train_epoch == 0 and is_set(train, "train_epoch") and not is_set(train, "train_iter"):

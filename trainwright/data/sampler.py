@@ -56,15 +56,13 @@ class _BatchSampler(Sampler[list[int]]):
 
     _epoch_length: int | None = None  # where a batch may reach into the next epoch
     _first = (0, 0)  # an epoch, and the place where it starts; the epochs from it on have the same length
-    _past: tuple[
-        tuple[int, int, int, int], ...
-    ] = ()  # of each earlier length: where it ends, its `_first`, the samples
+    _past: tuple[tuple[int, ...], ...] = ()  # for each earlier length: the place where it ends, its `length_state`
     first_known = 0  # the place from which on the lengths are known
 
     @property
     def _unit(self) -> int:
-        """What a micro-batch of all ranks adds to the place."""
-        raise NotImplementedError
+        """What a micro-batch of all ranks adds to the place: 1 where places are batches."""
+        return 1
 
     def __init__(
         self,
@@ -119,7 +117,7 @@ class _BatchSampler(Sampler[list[int]]):
 
     def _change_length(self, place: int) -> bool:
         """Ask for the length of the epochs from ``place`` on; returns whether it has changed."""
-        past = (place, *self._first, self.data_size)
+        past = (place, *self.length_state)
         has_changed = self.ask_length()
         if has_changed:
             self._past = (*(one for one in self._past if one[0] < place), past)
@@ -133,7 +131,7 @@ class _BatchSampler(Sampler[list[int]]):
         return [*self._first, self.data_size]
 
     def load_length_state(self, state: Sequence[int]) -> None:
-        """Use a ``length_state``; the lengths before it are unknown."""
+        """Use a ``length_state``: nothing is known of lengths before it."""
         epoch, before, size = state
         self._first, self.data_size, self.num_used = (epoch, before), size, size
         self._order = _order_of(self.dataset, size, self.shuffle)
@@ -442,8 +440,6 @@ class EpochSampler(_BatchSampler):
     def set_batches_done(self, batches: int) -> None:
         """Start the next ``iter()`` after this many batches of all epochs; not before that of ``begin_epoch``."""
         self._first_batch = batches
-
-    _unit = 1
 
     def _join_ranks(self, first: int) -> None:
         self.set_batches_done(first)

@@ -174,7 +174,9 @@ class BestMetric:
         if not (is_put_by_user or is_of_model):
             raise ConfigKeyError(text)
         logger.warning(
-            "%s Unless the model or a callback puts it, the run ends with an error after its first epoch.", text
+            "%s Unless the model returns it or your code logs it, the run ends with an error at its first evaluation or"
+            " epoch.",
+            text,
         )
 
     # Implementation.

@@ -264,7 +264,7 @@ class Run:
             or any(map(_is_of_user, self.callbacks))
             or any(_is_of_user(hook) or hook not in self.own_hooks for hook in self.hooks)
             or (hasattr(model, "compute_loss") and _is_of_user(model))
-            or (loss is not None and not getattr(loss, "__module__", "").startswith("torch."))
+            or (loss is not None and not (getattr(loss, "__module__", "") or "").startswith(_OF_LIBRARIES))
         )
 
     def stop(self, reason: str) -> None:
@@ -591,7 +591,7 @@ class Run:
             return counter.count(batch, 1)
 
     def non_finite_fields(self, update: int) -> list[str]:
-        """The fields of the first batch of an update (from 1) that have NaN or infinity, if it can be read again."""
+        """The fields with NaN or infinity of an update's (from 1) first micro-batch, if it can be read again."""
         if self.trainer.sample_ids(update) is None:
             return []
         first, _ = self.position_of(update) or (0, 0)
@@ -699,6 +699,9 @@ class TrainerRun(Run):
         """
         is_own = self.overrides.has("train_step", "training_step", "compute_loss")
         return None if own_loss is not None or (is_own and not self.spec.is_set("loss")) else self.criterion
+
+
+_OF_LIBRARIES = ("torch.", "trainwright.")
 
 
 def _is_of_user(part: object) -> bool:

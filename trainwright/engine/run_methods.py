@@ -283,8 +283,8 @@ class RunMethods(TrainerBase):
         run = self.run
         if not 1 <= update <= self.max_iter:
             raise ConfigError(f"sample_ids: got update {update}; the run has the updates 1 to {self.max_iter:,}.")
-        sizes = {start.get("samples_per_iteration") for start in read_starts(run.folder.path / RECORD_NAME)}
-        if update <= self.start_iter and len(sizes) > 1:
+        starts = read_starts(run.folder.path / RECORD_NAME) if update <= self.start_iter else []
+        if len(sizes := {start.get("samples_per_iteration") for start in starts}) > 1:
             raise ConfigError(
                 f"sample_ids: update {update} is of an earlier start of the run, and its starts had"
                 f" {' and '.join(str(size) for size in sorted(sizes, key=str))} samples per update, so the samples of"

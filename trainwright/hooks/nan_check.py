@@ -144,8 +144,8 @@ class FiniteCheck(HookBase):
                 now += f" {_COUNT}"
             if fields := self._of_batch("non_finite_fields", first):
                 now = (
-                    f"Its batch has NaN or infinity already, in {', '.join(fields)}: look for a division by 0, a"
-                    f" logarithm of 0 and missing values in the data. {now}"
+                    f"Its first batch has NaN or infinity already, in {', '.join(fields)}: unless that is meant, as in"
+                    f" a mask, look for a division by 0, a logarithm of 0 and missing values in the data. {now}"
                 )
             raise NonFiniteError(f"{_iterations(found)}: {_values(found)}. {now}{self._samples(first)} {_HELP}")
 

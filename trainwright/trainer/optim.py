@@ -5,7 +5,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,23 +33,31 @@ logger = logging.getLogger("trainwright.engine")
 Autocast = Callable[[], torch.autocast]  # builds the context of one call: contexts may be nested
 
 
-def build_criterion(spec: RunSpec, model: nn.Module, device: torch.device) -> nn.Module | None:
-    """``spec.loss`` on the device, its weights in the precision of ``model``; None if it is not set."""
+def build_criterion(spec: RunSpec, device: torch.device) -> nn.Module | None:
+    """``spec.loss`` on the device; None if it is not set. Weights without a dtype get that of the outputs."""
     from trainwright.config.torch_names import LOSS_DTYPE, split_name, torch_dtype
 
     if spec.loss is None or spec.loss == CUSTOM:
         return None
     _, named = split_name(spec.loss)
-    dtype = torch_dtype(named.pop(LOSS_DTYPE)) if LOSS_DTYPE in named else _precision_of(model)
-    arguments = {name: torch.tensor(v, dtype=dtype) if isinstance(v, list) else v for name, v in named.items()}
+    has_dtype = LOSS_DTYPE in named
+    dtype = torch_dtype(named.pop(LOSS_DTYPE, "float32"))
+    lists = {name: values for name, values in named.items() if isinstance(values, list)}
+    arguments = named | {name: torch.tensor(values, dtype=dtype) for name, values in lists.items()}
     criterion: nn.Module = _built(_class_of("loss", spec.loss), "loss", **arguments).to(device)
+    if lists and not has_dtype:
+        criterion.register_forward_pre_hook(partial(_use_dtype_of_outputs, lists))
     return criterion
 
 
-def _precision_of(model: nn.Module) -> torch.dtype:
-    """The dtype of the parameters; of several, the one that contains all. Types of 8 bits are for storage only."""
-    dtypes = {p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize > 1}
-    return reduce(torch.promote_types, dtypes) if dtypes else torch.float32
+def _use_dtype_of_outputs(lists: Mapping[str, list[float]], criterion: nn.Module, inputs: tuple[Any, ...]) -> None:
+    """Give a loss its weights in the dtype of the outputs, as torch asks; autocast computes losses in float32."""
+    outputs = inputs[0]
+    dtype = torch.float32 if torch.is_autocast_enabled(outputs.device.type) else outputs.dtype
+    for name, values in lists.items():
+        weight = getattr(criterion, name, None)
+        if isinstance(weight, Tensor) and dtype.is_floating_point and weight.dtype != dtype:
+            setattr(criterion, name, torch.tensor(values, dtype=dtype, device=outputs.device))
 
 
 def _class_of(kind: str, named: Any) -> type[Any]:

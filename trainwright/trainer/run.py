@@ -204,7 +204,7 @@ class PythonRun(TrainerRun):
         self.scheduling = Schedules(self, given.schedules, lambda: me.best_metric.mode())
         self.lr_scheduler, self.lr_schedulers = self.scheduling.of(self.optimizer)
         if given.loss is None:
-            self.criterion = optim.build_criterion(self.spec, self.model, self.device)
+            self.criterion = optim.build_criterion(self.spec, self.device)
         else:
             self.use_loss(given.loss)
 

@@ -296,8 +296,8 @@ class TrainingStep:
         if not isinstance(loss, Tensor):
             log = "self.log({name: value})" if is_own else "get_event_storage().put_scalar(name, value)"
             hint = f"Of several losses return the sum, and log each with {log}."
-            if isinstance(loss, int | float):
-                hint = "Return it as computed, without .item() or float()."
+            if hasattr(loss, "__float__"):  # NumPy's numbers and arrays, too
+                hint = "Return it as computed, without .item(), float() or .numpy()."
             raise ConfigTypeError(
                 f"{name} returned {type(loss).__name__}; it must return the loss, a tensor of one number. {hint}"
             )

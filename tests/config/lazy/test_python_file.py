@@ -91,6 +91,10 @@ def test_a_function_of_a_file_may_call_compiled_code_that_imports(tmp_path):
             r"parameters: no such key\. A LazyCall has only .*\(width\)",
         ),
         ("width = model.widht", r"widht: no such key\. Did you mean 'width'\?"),
+        (
+            "data = LazyCall(dict)(test=[{}]).test.dataset",
+            r"test\[dataset\]: test is a list\. Write test\[0\]\.dataset",
+        ),
         ("optim = get_config('common/optim.py').lr", r"lr: no such key\. Allowed: optim\."),
     ],
 )

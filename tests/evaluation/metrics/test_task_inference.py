@@ -112,6 +112,8 @@ def test_a_metric_of_two_classes_names_more_and_undeclared_scores():
         fed("F1Score", LOGITS.softmax(1), CLASSES, task="binary")
     with pytest.raises(ConfigError, match="from_logits=True"):
         fed("AUROC", LOGITS[:, :2], BINARY, task="binary")
+    with pytest.raises(ConfigError, match=r"average='binary' and task='multiclass'\. Leave one"):
+        fed("F1Score", LOGITS[:, :2], BINARY, average="binary", task="multiclass")
 
 
 def test_tokens_may_have_their_classes_last_or_in_the_middle():

@@ -226,7 +226,7 @@ def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
 
     if "." in path[-1]:
         return f"It is one key with dots in its name. Write cfg.{'.'.join(path)} = ..."
-    if len(path) == 2 and path[0] == path[1]:
+    if len(path) == 2 and path[0] == path[1] and Path(PACKAGED, "common", f"{path[0]}.py").is_file():
         return _INSIDE.format(path[0])
     if path[:-1] == ["train"]:
         return train_key_hint(path[-1], allowed)

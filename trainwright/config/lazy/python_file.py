@@ -19,7 +19,7 @@ from pathlib import Path
 from types import CodeType, SimpleNamespace
 from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import ConfigAttributeError, OmegaConfBaseException
 
 from trainwright.base.errors import (
@@ -81,6 +81,10 @@ def _import_error(path: Path, error: ImportError) -> ImportError:
 
 def _missing_key(path: Path, error: ConfigAttributeError) -> ConfigKeyError:
     """The error of a key that a section or a lazy call does not have, with the nearest one."""
+    where = f"{path}{_line_in(path, error)}: {error.full_key}"
+    if isinstance(error.parent_node, ListConfig):
+        section = str(error.full_key).removesuffix(f"[{error.key}]")
+        return ConfigKeyError(f"{where}: {section} is a list. Write {section}[0].{error.key} for its first item.")
     names = [str(name) for name in error.parent_node or () if name != TARGET]
     hint = did_you_mean(str(error.key), names)
     if error.parent_node is not None and TARGET in error.parent_node and not nearest_name(str(error.key), names):
@@ -89,7 +93,7 @@ def _missing_key(path: Path, error: ConfigAttributeError) -> ConfigKeyError:
             " the run builds it later. The run also gives the optimizer the model's parameters, without params=, and"
             " moves the model to its device: leave such lines out."
         )
-    return ConfigKeyError(f"{path}{_line_in(path, error)}: {error.full_key}: no such key. {hint}")
+    return ConfigKeyError(f"{where}: no such key. {hint}")
 
 
 def _compile(path: Path) -> CodeType:

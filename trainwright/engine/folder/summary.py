@@ -92,14 +92,11 @@ class RunSummary(HookBase):
 
     def __init__(self, folder: str, commands: Callable[[], Sequence[str]]) -> None:
         self._folder, self._commands = folder, commands
-        self._is_end_pending = False  # only the final evaluation and save are left to do
-
-    def before_train(self) -> None:
-        self._is_end_pending = self.trainer.start_iter >= self.trainer.max_iter
 
     def after_train(self) -> None:
         trainer = self.trainer
-        has_ended = self._is_end_pending or trainer.iterations_done > trainer.start_iter
+        # Also a run that has only its final evaluation and save to do.
+        has_ended = trainer.iterations_done >= min(trainer.max_iter, trainer.start_iter + 1)
         if not is_main_process() or has_failed(trainer) or not has_ended:
             return
         rows = {

@@ -312,15 +312,16 @@ class TMMetrics:
         given = {**self._factory.core_arguments, **(self._inferred or {})}
         task, is_last = given.get("task") or self._factory.task, bool(self._channels_last)
         scores, labels = for_classification(predictions, targets, channels_last=is_last)
-        if task == "binary" and scores.is_floating_point() and scores.dim() == labels.dim() + 1:
-            self._check_declared(scores)
-            scores = of_second_class(scores, are_logits=bool(self._are_logits))
         if task == "multiclass" and given.get("num_classes"):
             check_classes((scores, labels), given["num_classes"], given.get("ignore_index", IGNORED))
-        return self._as_read(scores, task) if scores.is_floating_point() else scores, labels
+        has_classes = scores.dim() == labels.dim() + 1
+        return self._as_read(scores, task, has_classes=has_classes) if scores.is_floating_point() else scores, labels
 
-    def _as_read(self, scores: Tensor, task: str | None) -> Tensor:
-        """Scores as the metric reads them, by declaration."""
+    def _as_read(self, scores: Tensor, task: str | None, *, has_classes: bool) -> Tensor:
+        """Scores as the metric reads them, by declaration. ``has_classes``: they have a dimension of classes."""
+        if task == "binary" and has_classes:
+            self._check_declared(scores)
+            scores = of_second_class(scores, are_logits=bool(self._are_logits))
         reads, is_multiclass = self._factory.reads(task), task == "multiclass"
         if reads == "classes":
             return scores

@@ -182,6 +182,8 @@ class MetricFactory:
         self.is_wrapper = _domain(self.metric_class) == "wrappers"
         _check_arguments(name, self.metric_class, self.arguments)
         if self.arguments.get("average") == "binary" and "task" in _parameters(self.metric_class):
+            if (task := self.arguments.get("task", "binary")) != "binary":
+                raise ConfigError(f"metric {name}: got average='binary' and task={task!r}. Leave one of them out.")
             self.arguments = {**self.arguments, "task": "binary"}  # the name in our own metrics, and in scikit-learn
             del self.arguments["average"]
 

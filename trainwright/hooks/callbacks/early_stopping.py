@@ -65,7 +65,7 @@ class EarlyStoppingCallback(Callback):
             own = [name for name in signature(EarlyStoppingCallback).parameters if name != "unknown"]
             hints = {n: inner_key_hint("early_stopping", n) or nearest_name(n, own).strip() for n in unknown}
             faults = [f"EarlyStoppingCallback: there is no argument {n!r}. {h}".rstrip() for n, h in hints.items()]
-            raise ConfigTypeError("\n".join(faults) + f" Write {line.format(repr(monitor or 'eval_loss'))}.")
+            raise ConfigTypeError(" ".join([*faults, f"Write {line.format(repr(monitor or 'eval_loss'))}."]))
         if trainercontrol is not None and not isinstance(trainercontrol, TrainerControl):  # as other libraries have it
             name = repr(trainercontrol if isinstance(trainercontrol, str) else monitor or "eval_loss")
             raise ConfigTypeError(
