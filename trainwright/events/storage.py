@@ -291,8 +291,8 @@ class EventStorage:
             if before != where and at == self.iter:
                 raise ConfigError(
                     f"trainer.log: {name!r} is logged in {before} and in {where}, and an update has one value of a"
-                    " name. Log it in one of them: values of micro-batches in the loss or in on_train_batch_begin, not"
-                    " in on_train_batch_end, which comes after the update for the last one."
+                    " name. Log it in one of them: values of micro-batches in the loss, or without a pipeline in"
+                    " on_train_batch_begin, not in on_train_batch_end, which comes after the update for the last one."
                 )
             self.logged[key] = where, self.iter
 

@@ -92,11 +92,14 @@ class RunSummary(HookBase):
 
     def __init__(self, folder: str, commands: Callable[[], Sequence[str]]) -> None:
         self._folder, self._commands = folder, commands
+        self._starts_at_end = False  # only the final evaluation and save are left to do
+
+    def before_train(self) -> None:
+        self._starts_at_end = self.trainer.start_iter >= self.trainer.max_iter  # which a stop changes
 
     def after_train(self) -> None:
         trainer = self.trainer
-        # Also a run that has only its final evaluation and save to do.
-        has_ended = trainer.iterations_done >= min(trainer.max_iter, trainer.start_iter + 1)
+        has_ended = self._starts_at_end or trainer.iterations_done > trainer.start_iter
         if not is_main_process() or has_failed(trainer) or not has_ended:
             return
         rows = {
