@@ -207,6 +207,8 @@ class _Encoder:
                 items = [self.encode(item, (*path, str(index))) for index, item in enumerate(value)]
             return items if isinstance(value, list) else {"$tuple": items}
         if type(value) is dict and all(type(key) is str and not key.startswith("$") for key in value):
+            if _are_json(value.values()):
+                return value
             return {key: self.encode(item, (*path, key)) for key, item in value.items()}
         tag = _DICT_TAGS[type(value)]
         return {tag: [[_encode_key(key, path), self.encode(item, (*path, str(key)))] for key, item in value.items()]}

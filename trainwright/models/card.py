@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from trainwright.base.errors import ConfigTypeError
 from trainwright.base.files import atomic_write, make_folders
 from trainwright.config.secrets import redact, without_secrets
@@ -91,7 +93,7 @@ class ModelCard:
         tasks = [_HUB_TASKS.get(name, name.replace("_", "-")) for name in own_names]
         names, ids = _several(self.datasets, "datasets"), _several(self.datasets_tags, "datasets_tags")
         results = self._results(tasks[0] if tasks else "other", names, ids)
-        data = ModelCardData(
+        data: Any = ModelCardData(
             language=_several(self.language, "language") or None,
             library_name=LIBRARY,
             pipeline_tag=tasks[0] if tasks else None,
@@ -100,7 +102,10 @@ class ModelCard:
             model_name=self._name() if results else None,
             eval_results=results or None,
         )
-        return str(data.to_yaml())
+        # Programs read it, and each checkpoint has one: libyaml is six times as fast as PyYAML's own writer.
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        text: str = yaml.dump(data.to_dict(), Dumper=dumper, sort_keys=False, allow_unicode=True)
+        return text.strip()
 
     def _results(self, task: str, names: list[str], ids: list[str]) -> list[Any]:
         from huggingface_hub.repocard_data import EvalResult

@@ -1,6 +1,5 @@
 """The model card of a run: the ``README.md`` of its checkpoints and of its folder."""
 
-import dataclasses
 import os
 import shutil
 import weakref
@@ -28,29 +27,33 @@ class RunCard:
 
     def __init__(self, run: TrainerRun, given: Any, results: Callable[[], Mapping[str, Any]]) -> None:
         self._run, self._given, self._results = weakref.proxy(run), given, results
-        self._rendered: tuple[dict[str, Any], str] | None = None  # settings, and their text
+        self._settings_of: Mapping[str, Any] | None = None  # what the text of the settings is made of
+        self._settings = ""
 
     def text(self) -> str:
         """The card with the numbers of the current weights."""
-        return self._rendered_text(self._card())
+        return str(self._card().to_text())
 
     def file(self) -> Content:
         """The same as the content of a file, which is rendered when the file is written."""
         card = self._card()
-        return self._rendered_text(card).encode() if card is self._given else lambda: self._rendered_text(card).encode()
+        return str(card.to_text()).encode() if card is self._given else lambda: str(card.to_text()).encode()
 
     def _card(self) -> Any:
         if self._given is not None:
             return self._given
-        from trainwright.models.card import ModelCard
+        from trainwright.models.card import ModelCard, settings_text
 
         config, name, steps = self._run.config, self._run.folder.path.name, self._run.state
+        if self._settings_of is not self._run.spec.as_set:  # most of the work, and the same for each checkpoint
+            self._settings_of = self._run.spec.as_set
+            self._settings = settings_text(_without_paths({**config.to_dict(), "output_dir": name}))
         return ModelCard(
             model_name=name,
             model_architecture=class_name(self._run.model),
             tasks=[str(config.task)] if config.task else None,
             training_summary={"steps": steps.global_step, "epoch": steps.epoch},
-            training_config=_without_paths({**config.to_dict(), "output_dir": name}),
+            training_config=self._settings,
             eval_results=dict(self._results()) or None,
             usage=self._usage(),
         )
@@ -65,17 +68,6 @@ class RunCard:
             shutil.copy(self._run.folder.path / CURVES_NAME, folder)
             card = folder / "README.md"
             card.write_text(_with_curves(card.read_text(encoding="utf-8")), encoding="utf-8")
-
-    def _rendered_text(self, card: Any) -> str:
-        """Its text. Its settings, most of the work, are rendered again only if they have changed."""
-        from trainwright.models.card import settings_text
-
-        if card is self._given:
-            return str(card.to_text())
-        settings, rendered = card.training_config, self._rendered
-        if rendered is None or rendered[0] != settings:
-            self._rendered = rendered = settings, settings_text(settings)
-        return str(dataclasses.replace(card, training_config=rendered[1]).to_text())
 
     @property
     def _has_curves(self) -> bool:

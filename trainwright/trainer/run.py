@@ -100,6 +100,8 @@ class PythonRun(TrainerRun):
     accelerator: Any
     model_card: Any
     output_dir: Path
+    _settings_of: Mapping[str, Any] | None = None  # what `own_settings` was made of
+    _own_settings: Mapping[str, Any]
 
     @property
     def spec(self) -> RunSpec:
@@ -509,9 +511,10 @@ class PythonRun(TrainerRun):
             self.settings_read = {**self.settings_read, **{name: self.settings_now()[name] for name in names}}
 
     def own_settings(self) -> dict[str, Any]:
-        settings, _ = without_secrets(self.config.to_dict())
-        plain_settings: dict[str, Any] = plain(settings)
-        return plain_settings
+        if self._settings_of is not self.spec.as_set:  # each save needs them
+            self._settings_of = self.spec.as_set
+            self._own_settings = plain(without_secrets(self.config.to_dict())[0])
+        return dict(self._own_settings)
 
     def source_of(self, name: str) -> str:
         row = self.config.rows.get(name)
