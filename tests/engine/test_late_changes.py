@@ -109,6 +109,19 @@ def test_what_a_method_of_the_trainer_changes_is_used(tmp_path: Path) -> None:
     assert trainer.iterations_done == trainer.max_iter
 
 
+def test_a_checkpoint_and_its_card_have_the_settings_of_now(tmp_path: Path) -> None:
+    trainer = Trainer(net(), quiet(tmp_path, batch_size=8, num_epochs=1), DATA)
+    trainer.train()
+    trainer.config.update({"num_epochs": 2, "max_grad_norm": 0.5})
+    trainer.train()
+    for folder, num_epochs, norm in (("epoch_1", 1, "null"), ("epoch_2", 2, "0.5")):
+        state = json.loads((tmp_path / folder / "trainer.json").read_text())["settings"]
+        assert (state["num_epochs"], json.dumps(state["max_grad_norm"])) == (num_epochs, norm)
+        card = (tmp_path / folder / "README.md").read_text()
+        assert f"\nnum_epochs: {num_epochs}\n" in card
+        assert f"\nmax_grad_norm: {norm}\n" in card
+
+
 def cfg(folder: Path, **train: Any) -> DictConfig:
     given = {"train_iter": 4, "train_micro_batch_size": 8, "log_period": 1, **train}
     return file_config(folder, Classifier, points, LazyCall(points)(length=48, seed=1), **given)
