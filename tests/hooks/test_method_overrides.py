@@ -428,12 +428,21 @@ def test_what_other_libraries_set_to_end_a_training_is_answered(caplog: pytest.L
 
         def stop_training(self) -> None: ...
 
-    CallbackList([Own()])
+    class OfLightning(Callback):
+        def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+            self.trainer.should_stop = True
+
+    class OwnFlag(Callback):
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            self.should_stop = epochs > 3
+            self.trainercontrol.should_training_stop = self.should_stop
+
+    CallbackList([Own(), OwnFlag()])
     assert not caplog.messages
-    CallbackList([Mine()])
+    CallbackList([Mine(), OfLightning()])
     assert caplog.messages == [
-        "Mine uses stop_training, which has no effect on the training. Here it is"
-        " self.trainercontrol.should_training_stop = True."
+        f"{used}, which has no effect on the training. Here it is self.trainercontrol.should_training_stop = True."
+        for used in ("Mine uses stop_training", "OfLightning uses should_stop")
     ]
     control = TrainerControl()
     for name in ("should_stop", "stop_training"):

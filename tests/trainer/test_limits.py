@@ -261,3 +261,32 @@ def test_a_one_cycle_schedule_has_the_length_of_the_run(tmp_path: Path, caplog: 
     assert "does not complete its cycle" not in caplog.text
     one_cycle(tmp_path, 15).train()
     assert "total_steps=15, but this run steps it only 3 times (every 5 steps)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warned"),
+    [
+        ({"name_": "StepLR", "step_size": 5}, "StepLR: got step_size=5"),
+        ({"name_": "MultiStepLR", "milestones": [10, 5]}, "MultiStepLR: got milestones=[5, 10]"),
+        ({"name_": "CosineAnnealingLR", "T_max": 15}, "CosineAnnealingLR: got T_max=15"),
+        ({"name_": "CosineAnnealingWarmRestarts", "T_0": 4}, "CosineAnnealingWarmRestarts: got T_0=4"),
+        ({"name_": "CosineAnnealingLR", "T_max": 3}, None),
+        ({"name_": "StepLR", "step_size": 30}, None),  # not of batches, either
+        ("constant", None),
+    ],
+)
+def test_a_schedule_that_counts_batches_and_is_stepped_once_an_epoch_is_a_warning(
+    schedule: Any, warned: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Trainer(
+        make(), config(tmp_path / "batches", num_epochs=3, lr_scheduler=schedule, lr_scheduling_steps=1), PAIRS
+    ).train()
+    assert "but this run steps it" not in caplog.text
+    Trainer(make(), config(tmp_path / "epochs", num_epochs=3, lr_scheduler=schedule), PAIRS).train()
+    found = [text for text in caplog.messages if "but this run steps it" in text]
+    if warned is None:
+        assert not found
+        return
+    assert [text.partition(", but")[0] for text in found] == [warned]
+    assert "only 3 times (every 5 steps), so it ends before that" in found[0]
+    assert found[0].endswith("or set lr_scheduling_steps=1 to count batches.")

@@ -377,7 +377,9 @@ METHODS = {
 }
 
 # What callbacks of other libraries set to end a training.
-FLAGS = dict.fromkeys(("stop_training", "_stop_training"), "self.trainercontrol.should_training_stop = True")
+FLAGS = dict.fromkeys(
+    ("stop_training", "_stop_training", "should_stop"), "self.trainercontrol.should_training_stop = True"
+)
 
 # Methods of callbacks, by those that other libraries have at the same moment.
 CALLBACK_METHODS = {

@@ -62,7 +62,8 @@ def check_methods(
     for name in own:
         logger.warning("%s.%s is never called. Here it is %s.", kind.__name__, name, others[name])
     for name, flag in foreign_names.FLAGS.items():
-        if _is_used(kind, name) and not hasattr(kind, name):
+        is_own = hasattr(kind, name) or _is_used(kind, "should_training_stop")  # a flag of the user's, which they apply
+        if _is_used(kind, name) and not is_own:
             logger.warning("%s uses %s, which has no effect on the training. Here it is %s.", kind.__name__, name, flag)
     for name, meant in _misspelt(kind, moments):
         if name not in {*own, *known}:

@@ -20,7 +20,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.optim import Optimizer
+from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, OneCycleLR
 
 from trainwright.base.errors import ConfigError, did_you_mean
@@ -338,6 +338,27 @@ def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
         logger.warning(
             "OneCycleLR: got total_steps=%d, but this run steps it only %d times (%s), so the learning rate does not"
             " complete its cycle. %s.", length, planned, often, fix,
+        )  # fmt: skip
+
+
+# The attribute with the step of the first change, or of the lowest rate. Others have a default, or no end.
+_LENGTHS: dict[type, str] = {
+    lr_scheduler.StepLR: "step_size",
+    lr_scheduler.MultiStepLR: "milestones",
+    lr_scheduler.CosineAnnealingLR: "T_max",
+    lr_scheduler.CosineAnnealingWarmRestarts: "T_0",
+}
+
+
+def warn_of_unit(schedule: object, planned: int, often: str, num_batches: int) -> None:
+    """Warn of a schedule that is as long as a number of batches, and that the run steps only ``planned`` times."""
+    name = _LENGTHS.get(type(schedule), "")
+    length = getattr(schedule, name, 0)
+    shown, first = (sorted(length), min(length, default=0)) if name == "milestones" else (length, length)
+    if planned < first <= num_batches:
+        logger.warning(
+            "%s: got %s=%s, but this run steps it only %d times (%s), so it ends before that. Count such steps, or"
+            " set lr_scheduling_steps=1 to count batches.", type(schedule).__name__, name, shown, planned, often,
         )  # fmt: skip
 
 

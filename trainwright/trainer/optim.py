@@ -26,7 +26,7 @@ from trainwright.optim import schedules as configured
 from trainwright.optim.fused import run_fused
 from trainwright.optim.muon import Muon
 from trainwright.optim.named import NamedOptimizers, by_name
-from trainwright.optim.schedules import FormulaLR, check_cycle, extend_schedule
+from trainwright.optim.schedules import FormulaLR, check_cycle, extend_schedule, warn_of_unit
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -214,6 +214,7 @@ class Schedules:
             if every not in (None, 1):
                 fix += f", or lr_scheduling_steps=1 and total_steps={self._state.plan.total_steps}"
             check_cycle(schedule, planned, often, fix)
+            warn_of_unit(schedule, planned, often, self._state.plan.total_steps)
             if schedule not in self._known and not isinstance(schedule, FormulaLR | ReduceLROnPlateau):
                 instead = (
                     "; passed to the Trainer as lr_scheduler=, it is stepped once an epoch" if every is None else ""
