@@ -62,6 +62,20 @@ def of_files(folder: Path, **train: Any) -> Any:
     return DefaultTrainer(file_config(folder, Classifier, points, train_iter=1, **train))
 
 
+class OwnBackward(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        loss = nn.functional.cross_entropy(model(inputs[0]), inputs[1])
+        loss.backward()
+        return loss
+
+
+def trained(folder: Path, model: Any = None, data: Any = DATA, **more: Any) -> Trainer:
+    config = settings(output_dir=folder, batch_size=4, **more)
+    trainer = Trainer(nn.Linear(4, 3) if model is None else model, config, data, data)
+    trainer.train()
+    return trainer
+
+
 MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a dict of settings": (
         lambda folder: Trainer(nn.Linear(4, 3), {"num_epochs": 1}, DATA),  # type: ignore[arg-type]
@@ -125,6 +139,20 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: Trainer(nn.Linear(4, 3), settings(output_dir=folder), TooLong()).train(),
         "TooLong.__len__ returns 40",
     ),
+    "a backward of its own": (
+        lambda folder: OwnBackward(nn.Linear(4, 3), settings(output_dir=folder), DATA).train(),
+        "return the loss alone",
+    ),
+    "labels of another shape": (
+        lambda folder: trained(
+            folder, nn.Sequential(nn.Linear(4, 1), nn.Sigmoid()), TensorDataset(INPUTS, LABELS / 2), loss="BCELoss"
+        ),
+        "labels.float().unsqueeze(1)",
+    ),
+    "a metric of numbers for classes": (
+        lambda folder: trained(folder, metrics=["MeanSquaredError"]),
+        "of scores of classes use Accuracy",
+    ),
     "a lazy call of an object": (lambda folder: LazyCall(nn.Linear(4, 3)), "LazyCall(Linear)(...)"),
     "a path as a configuration": (lambda folder: DefaultTrainer("c.py"), "LazyConfig.load('c.py')"),  # type: ignore[arg-type]
     "a schedule by name": (lambda folder: of_files(folder, scheduler="cosine"), "Write LazyCall(WarmupCosineLR)(...)"),
@@ -138,9 +166,60 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_the_message_has_the_line_to_write(mistake: str, tmp_path: Path) -> None:
     call, line = MISTAKES[mistake]
-    with pytest.raises((ValueError, TypeError, IndexError)) as raised:
+    with pytest.raises((ValueError, TypeError, IndexError, RuntimeError)) as raised:
         call(tmp_path)
     assert line in "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])])
+
+
+def mse(y_true: Any, y_pred: Any) -> Any:
+    return (y_true - y_pred).square().mean()
+
+
+class LossOfKeras(nn.Module):
+    def forward(self, labels: Any, logits: Any) -> Any:
+        return nn.functional.cross_entropy(labels, logits)  # as it is called
+
+
+def test_a_function_that_takes_the_labels_first_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data, given = TensorDataset(INPUTS, INPUTS[:, :1]), settings(output_dir=tmp_path, metrics=None)
+    Trainer(nn.Linear(4, 1), given, data, data, loss=mse, metrics_handler=lambda p, t: {"mse": mse(t, p)}).train()
+    assert [text for text in caplog.messages if "is called with" in text] == [
+        "Trainer.loss: mse(y_true, y_pred) is called with (output, target), in this order: exchange its parameters."
+    ]
+    caplog.clear()
+    Trainer(nn.Linear(4, 3), settings(output_dir=tmp_path), DATA, loss=LossOfKeras(), metrics_handler=mse)
+    assert [text.partition(" is called")[0] for text in caplog.messages if "is called with" in text] == [
+        "metrics_handler: mse(y_true, y_pred)",
+        "Trainer.loss: LossOfKeras(labels, logits)",
+    ]
+
+
+@pytest.mark.parametrize("is_squeezed", [False, True])
+@pytest.mark.parametrize("ends", ["sigmoid", "relu"])
+def test_a_sigmoid_before_a_loss_that_applies_one_is_a_warning(
+    ends: str, is_squeezed: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: Any) -> Any:
+            scores = getattr(torch, ends)(super().forward(x))
+            return scores.squeeze(1) if is_squeezed else scores
+
+    labels = (LABELS > 1).float() if is_squeezed else (LABELS > 1).float().unsqueeze(1)
+    trained(tmp_path, Net(4, 1), TensorDataset(INPUTS, labels), loss="BCEWithLogitsLoss", metrics=None)
+    assert caplog.text.count("or set loss='BCELoss'") == (ends == "sigmoid")
+
+
+def test_an_accumulation_over_more_than_an_epoch_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained(tmp_path / "4", gradient_accumulation_steps=4)
+    trained(tmp_path / "limited", gradient_accumulation_steps=4, limit_train_batches=1)
+    assert "so none has more" not in caplog.text
+    assert trained(tmp_path / "5", gradient_accumulation_steps=5).iterations_done == 1
+    assert "gradient_accumulation_steps: got 5, and an epoch has 4 batches" in caplog.text
+
+
+def test_a_second_call_of_train_names_the_setting_for_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    trained(tmp_path).train()
+    assert "Nothing to train: 4 of 4 iterations are done. A larger num_epochs or max_steps (" in caplog.text
 
 
 def test_a_model_of_lightning_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,6 +11,8 @@ Inside of these, values may be nested in mappings, tuples and lists. A `DistTens
 """
 
 import inspect
+import logging
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from trainwright.base.errors import ConfigTypeError, did_you_mean
+
+logger = logging.getLogger("trainwright.engine")
 
 IGNORED = -100  # the label that torch's losses, models of transformers, and metrics leave out
 # Losses need class labels as int64. uint8 stays: torch's losses accept it.
@@ -93,6 +97,23 @@ def parameter_names(function: Callable[..., Any]) -> Collection[str] | None:
     base = getattr(getattr(function, "__self__", None), "get_base_model", None)
     is_passed_on = kinds == {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
     return parameter_names(base().forward) if base is not None and is_passed_on else None
+
+
+_LABEL_NAME = re.compile(r"y|(y_)?(true|targets?|labels?|gt|ground_truth|references?)|label_ids")
+_PREDICTION_NAME = re.compile(r"(y_)?(preds?|predictions?|predicted|hat|outputs?|logits|scores?|probs?)")
+
+
+def warn_of_order(where: str, function: Callable[..., Any], order: str) -> None:
+    """Warn of a function whose parameters are named as in Keras and scikit-learn: the labels before the predictions."""
+    try:
+        names = [*inspect.signature(getattr(function, "forward", function)).parameters][:2]
+    except (TypeError, ValueError):  # not a function, or one written in C
+        return
+    if len(names) == 2 and _LABEL_NAME.fullmatch(names[0]) and _PREDICTION_NAME.fullmatch(names[1]):
+        logger.warning(
+            "%s: %s(%s) is called with (%s), in this order: exchange its parameters.",
+            where, getattr(function, "__name__", type(function).__name__), ", ".join(names), order,
+        )  # fmt: skip
 
 
 def write_forward_help(error: TypeError, model: Any, batch: Any, shown: list[str] | None = None) -> None:

@@ -214,7 +214,8 @@ _FIXES = {
     ),
     r"backward through the graph a second time": (
         "A tensor of an earlier step is part of this loss: detach() what is kept from one step to the next, and inputs"
-        " of the data set that were computed with gradients."
+        " of the data set that were computed with gradients. Or your own code calls backward(): return the loss alone;"
+        " the trainer calls backward() and steps the optimizer."
     ),
     r"0D or 1D target tensor expected": (
         "Class labels have the shape (B,), one for each sample: use labels.squeeze(1) for (B, 1), and"
@@ -253,7 +254,8 @@ _FIXES = {
         "The scores of a batch of one sample have no dimension: squeeze() removes it. Use squeeze(-1), or drop the last"
         " batch."
     ),
-    r"Target size \(torch\.Size\((.*?)\)\) must be the same as input size \(torch\.Size\((.*?)\)\)": (
+    r"[Tt]arget size \(torch\.Size\((.*?)\)\) (?:must be the same as|that is different to the) input size"
+    r" \(torch\.Size\((.*?)\)\)": (
         r"The scores have the shape \2 and the labels \1: this loss compares each score with a label, a float. For"
         r" example labels.float().unsqueeze(1) for scores of the shape (B, 1)."
     ),

@@ -185,7 +185,10 @@ class TrainerBase:
         self._stop_again()
         self.phases = PhaseTimes()
         if self.start_iter > self.max_iter or (self.start_iter == self.max_iter and not self._is_end_pending()):
-            logger.info("Nothing to train: %d of %d iterations are done.", self.start_iter, self.max_iter)
+            logger.info(
+                "Nothing to train: %d of %d iterations are done. A larger num_epochs or max_steps (train.train_epoch or"
+                " train.train_iter in a config file) trains longer.", self.start_iter, self.max_iter,
+            )  # fmt: skip
             yield self.run_step
             return
 

@@ -385,6 +385,11 @@ def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any)
         _refuse_broadcast(type(kind).__name__, outputs, target)
     elif isinstance(kind, _OF_CLASSES):
         _refuse_scores(type(kind).__name__, outputs, target)
+    elif isinstance(kind, nn.BCEWithLogitsLoss) and _is_sigmoid(outputs):
+        logger.warning(
+            "TrainingConfig.loss: BCEWithLogitsLoss applies a sigmoid, and the model ends with one: no loss comes near"
+            " to 0. Return the scores without sigmoid, or set loss='BCELoss'."
+        )
 
 
 def _refuse_broadcast(loss: str, outputs: Tensor, target: Tensor) -> None:
@@ -439,6 +444,14 @@ def _are_probabilities(outputs: Tensor) -> bool:
         return False
     scores = outputs.detach().float()
     return bool(((scores >= 0).all() & ((scores.sum(1) - 1).abs() < 1e-2).all()).item())
+
+
+def _is_sigmoid(outputs: Tensor) -> bool:
+    """Whether outputs were computed by a sigmoid, and had only their shape or type changed since."""
+    node = outputs.grad_fn
+    while node is not None and node.name().startswith(("Squeeze", "Unsqueeze", "View", "UnsafeView", "ToCopy")):
+        node = node.next_functions[0][0]
+    return node is not None and node.name().startswith("Sigmoid")
 
 
 def _no_criterion(*_: Any) -> Tensor:

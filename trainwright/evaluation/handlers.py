@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainwright.base.batch import joined, mapped
+from trainwright.base.batch import joined, mapped, warn_of_order
 from trainwright.base.dist import all_gather_object, get_tensor_parallel_rank, get_world_size
 from trainwright.base.errors import ConfigError, ConfigTypeError, UserError, nearest_name
 from trainwright.config.training.metric_config import MetricConfig
@@ -382,6 +382,7 @@ class FunctionHandler(MetricsHandler):
     def __init__(self, function: Callable[[Any, Any], Mapping[str, Any]]) -> None:
         self._function = function
         _check_signature(function)
+        warn_of_order("metrics_handler", function, "predictions, labels")
         super().__init__([])
 
     def compute_metrics(self, predictions: Any, labels: Any, **batch: Any) -> dict[str, float]:

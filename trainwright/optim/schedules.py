@@ -353,7 +353,7 @@ _LENGTHS: dict[type, str] = {
 def warn_of_unit(schedule: object, planned: int, often: str, num_batches: int) -> None:
     """Warn of a schedule that is as long as a number of batches, and that the run steps only ``planned`` times."""
     name = _LENGTHS.get(type(schedule), "")
-    length = getattr(schedule, name, 0)
+    length: Any = getattr(schedule, name, 0)
     shown, first = (sorted(length), min(length, default=0)) if name == "milestones" else (length, length)
     if planned < first <= num_batches:
         logger.warning(

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
+from trainwright.base.batch import warn_of_order
 from trainwright.base.errors import ConfigError, ConfigTypeError, nearest_name
 from trainwright.config.foreign_names import ARGUMENTS, argument_hint
 from trainwright.data.errors import are_inputs_and_labels, columns_fault, data_fault, is_read
@@ -290,6 +291,7 @@ def check_kinds(**given: Any) -> None:
 def check_loss(loss: Any) -> None:
     if fault := _kind_fault("loss", loss):
         raise ConfigTypeError(fault)
+    warn_of_order("Trainer.loss", loss, "output, target")
 
 
 def _kind_fault(name: str, value: Any) -> str:

@@ -176,9 +176,15 @@ def plan_of(spec: RunSpec, loader: Any) -> tuple[Any, StepPlan]:
             "TrainingConfig.max_steps: %d exceeds the %d steps of num_epochs=%d, after which training ends.",
             max_steps, total, spec.num_epochs,
         )  # fmt: skip
+    windows = Windows.of(spec.gradient_accumulation_steps)
+    if windows.largest > steps_per_epoch and limit is None and not spec.fast_dev_run:
+        logger.warning(
+            "TrainingConfig.gradient_accumulation_steps: got %d, and an epoch has %d batches: an"
+            " update ends at the end of an epoch, so none has more.", windows.largest, steps_per_epoch,
+        )  # fmt: skip
     plan = StepPlan(
         steps_per_epoch=steps_per_epoch,
-        windows=Windows.of(spec.gradient_accumulation_steps),
+        windows=windows,
         num_epochs=spec.num_epochs,
         max_steps=max_steps,
         batch_size=batch_size,

@@ -283,7 +283,10 @@ class TMMetrics:
         except (ValueError, TypeError, RuntimeError, IndexError) as error:
             names = ["predictions", "targets", *["more"] * len(inputs)]
             got = " and ".join(f"{name} {shape_and_type(value)}" for name, value in zip(names, inputs, strict=False))
-            raise EvaluationError(f"metric {self.name}: cannot count {got or 'nothing'}: {error}") from error
+            fix = ""
+            if self._factory.domain == "regression" and [getattr(one, "ndim", 0) for one in inputs] == [2, 1]:
+                fix = " It compares numbers, one for each sample; of scores of classes use Accuracy or F1Score."
+            raise EvaluationError(f"metric {self.name}: cannot count {got or 'nothing'}: {error}{fix}") from error
 
     def _converted(self, predictions: Tensor, targets: Tensor) -> Pair:
         """What the metric takes. The first batch of a classification builds the metric, if it determines the task."""
