@@ -329,3 +329,62 @@ def test_data_that_grow_are_read_completely_in_a_run_of_a_config_file(
         trainer.train()
     assert data.read == set(range(24))
     assert "The training data have 24 samples now (before: 16)" in caplog.text
+
+
+class Shrinking(Curriculum):
+    def __init__(self) -> None:
+        super().__init__((61, 36, 10))
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= len(self):
+            raise IndexError(index)
+        return {"x": X[index], "labels": Y[index], "index": int(index)}
+
+
+class ShrinkingBatches(Shrinking):
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        return [self[index] for index in indices]
+
+
+def shrinking_run_of_a_file(folder: str, data: type[Shrinking], size: int) -> Any:
+    cfg = file_config(Path(folder), Net, data, train_micro_batch_size=size, train_iter=15, progress_bar=False)
+    cfg.train.evaluation.enabled = False
+    trainer = DefaultTrainer(cfg)
+    seen = GrowSeen()
+    trainer.add_callback(seen)
+    trainer.train()
+    return seen.seen, [trainer.sample_ids(update) for update in range(1, 16)]
+
+
+class GrowSeen(Callback):
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        self.seen.append(batch["index"].tolist())
+
+
+@pytest.mark.parametrize("data", [Shrinking, ShrinkingBatches])
+def test_data_that_shrink_in_set_epoch_are_read_in_a_run_of_a_config_file(
+    tmp_path: Path, data: type[Shrinking]
+) -> None:
+    """The last batch of an epoch takes the samples that it lacks by the length of that epoch."""
+    seen, ids = shrinking_run_of_a_file(str(tmp_path / "one"), data, 8)
+    assert ids == [[batch] for batch in seen]
+    first, second = on_ranks(shrinking_run_of_a_file, str(tmp_path / "two"), data, 4)
+    assert [[a + b] for a, b in zip(first[0], second[0], strict=True)] == first[1] == second[1] == ids
+
+
+@pytest.mark.parametrize("update", [2, 3, 7, 14])  # 3 and 7: the first of an epoch
+def test_an_update_of_a_longer_epoch_is_replayed(tmp_path: Path, update: int) -> None:
+    def trainer() -> Trainer:
+        return trainer_of(tmp_path, data_of("data set", LONGER), save_enabled=True, save_steps=5, log_steps=1)
+
+    whole = trainer()
+    whole.train()
+    found = trainer().replay(update)
+    assert found.is_equal
+    assert found.samples == whole.sample_ids(update)
+    assert [len(losses or []) for losses in found.facts.sample_losses] == [8]
+    with pytest.raises(ConfigError, match="the run has the updates 1 to 14"):
+        trainer().replay(15)

@@ -10,6 +10,10 @@ from trainwright.inspect.step_probe import probed_step
 INPUTS = torch.randn(8, 6, generator=torch.Generator().manual_seed(0))
 
 
+def unknown(place: int) -> int:
+    return 0
+
+
 def net() -> nn.Sequential:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Dropout(0.5), nn.Linear(5, 3))
@@ -22,7 +26,7 @@ def test_weights_gradients_and_random_numbers_are_the_same_by_bits() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
         torch.manual_seed(1)
         if is_probed:
-            with probed_step(model, []) as facts:
+            with probed_step(model, unknown) as facts:
                 loss = F.cross_entropy(model(INPUTS), torch.arange(8) % 3)
                 loss.backward()
                 optimizer.step()
@@ -42,7 +46,7 @@ def test_weights_gradients_and_random_numbers_are_the_same_by_bits() -> None:
 
 def test_a_loss_that_is_no_mean_over_samples_has_none() -> None:
     model = nn.Linear(6, 3)
-    with probed_step(model, [5]) as facts:
+    with probed_step(model, lambda place: 5) as facts:
         F.mse_loss(model(INPUTS), torch.ones(8, 3)).backward()
         model(INPUTS).sum().backward()
     assert facts.sample_losses == [None]
@@ -60,7 +64,7 @@ class Root(nn.Module):
 def test_the_first_operation_that_is_not_finite() -> None:
     model = nn.Sequential(nn.Identity(), Root(), nn.Linear(6, 3))
     stops: list[int] = []
-    with probed_step(model, [], on_non_finite=lambda: stops.append(1)) as facts:
+    with probed_step(model, unknown, on_non_finite=lambda: stops.append(1)) as facts:
         model(torch.ones(2, 6)).sum().backward()
     assert facts.non_finite is not None
     assert facts.non_finite.operation == "aten.log.default"
@@ -72,7 +76,7 @@ def test_the_first_operation_that_is_not_finite() -> None:
 
 def test_a_gradient_that_is_not_finite() -> None:
     model = nn.Linear(6, 3)
-    with probed_step(model, []) as facts:
+    with probed_step(model, unknown) as facts:
         (model(INPUTS) * 0).square().sum(1).sqrt().sum().backward()
     assert facts.non_finite is not None
     assert facts.non_finite.phase == "backward or update"
@@ -81,7 +85,7 @@ def test_a_gradient_that_is_not_finite() -> None:
 def test_a_mask_of_infinity_is_no_fault() -> None:
     attention = nn.MultiheadAttention(6, 2, batch_first=True)
     mask = torch.full((4, 4), -torch.inf).triu(1)
-    with probed_step(attention, []) as facts:
+    with probed_step(attention, unknown) as facts:
         x = INPUTS.reshape(2, 4, 6)
         attention(x, x, x, attn_mask=mask)[0].sum().backward()
         scores = (x @ x.transpose(1, 2)).masked_fill(mask < 0, -torch.inf)
@@ -91,7 +95,7 @@ def test_a_mask_of_infinity_is_no_fault() -> None:
 
 def test_hooks_are_removed_after_an_error() -> None:
     model = nn.Linear(6, 3)
-    with pytest.raises(RuntimeError, match="shapes"), probed_step(model, []):
+    with pytest.raises(RuntimeError, match="shapes"), probed_step(model, unknown):
         model(torch.ones(2, 5))
     assert not model.weight._post_accumulate_grad_hooks
     assert not nn.modules.module._global_forward_pre_hooks

@@ -105,7 +105,7 @@ class BatchReader:
             samples = []
             for number, index in enumerate(left):
                 if self._epoch_setters:
-                    self.set_epoch(indices.epoch_of(number))
+                    self._set_epoch_of(indices, number, index)
                 samples.append(dataset[index])
         except Exception as error:
             self._add_sample_note(error, indices, len(indices) - operator.length_hint(left) - 1)
@@ -127,7 +127,7 @@ class BatchReader:
         return batch
 
     def _seeded_sample(self, indices: SampleIndices, number: int) -> Any:
-        self.set_epoch(indices.epoch_of(number))
+        self._set_epoch_of(indices, number, indices[number])
         self._seed(f"{indices.epoch_of(number)}:{_plain(indices[number])}")
         try:
             sample = self.dataset[indices[number]]
@@ -136,6 +136,16 @@ class BatchReader:
             raise
         self._record_draws()
         return sample
+
+    def _set_epoch_of(self, indices: SampleIndices, number: int, index: int) -> None:
+        """Pass the epoch of the sample at place ``number`` to the data set, of which ``index`` is read.
+
+        The batch at the end of an epoch takes its last samples from the next one, by the length of before: those that
+        the data set does not have there are read in the epoch that ends.
+        """
+        self.set_epoch(epoch := indices.epoch_of(number))
+        if self._epoch_setters and indices.epoch_length and epoch and index >= len(self.dataset):
+            self.set_epoch(epoch - 1)
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch to the data set. What it draws there is the same in each worker."""
@@ -156,7 +166,7 @@ class BatchReader:
             self._draws = True
 
     def _fetched(self, indices: SampleIndices) -> Any:
-        self.set_epoch(indices.epoch)
+        self._set_epoch_of(indices, 0, max(indices) if indices.epoch_length else 0)
         try:
             samples = self.dataset.__getitems__(indices)
         except Exception as error:

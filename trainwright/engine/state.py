@@ -478,7 +478,7 @@ def _faults(state: Mapping[str, Any], plan: StepPlan, step: int) -> list[str]:
 
 
 def _causes(state: Mapping[str, Any], plan: StepPlan) -> list[str]:
-    causes = {"batch_size": "the batch of all processes", "samples_per_epoch": "the samples of an epoch"}
+    causes = {"batch_size": "the batch of all processes", "samples_per_epoch": "the number of samples of an epoch"}
     known = [(what, state.get(name), getattr(plan, name)) for name, what in causes.items()]
     return [f"{what} was {then} and is {now} now" for what, then, now in known if then not in (None, now)]
 

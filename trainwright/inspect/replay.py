@@ -82,13 +82,17 @@ def replay(run: Run, step: int, *, stops: bool = False) -> Replay:
         ConfigError: the run has no such update, or the trainer has already trained.
     """
     trainer, folder = run.trainer, run.folder.path
-    _check(run, step, stops)
+    if stops and get_world_size() > 1:
+        raise ConfigError("replay: the debugger needs the terminal of one process; leave out --break (stops=True).")
+    table = read_loss_table(folder / LOSSES_NAME)
+    # With epochs that have become longer, the run has made more updates than were planned at its start.
+    done = 0 if table is None else int(max(table[:, 0], default=-1)) + 1
+    _check(run, step, last=max(run.trainer.max_iter, done))
     checkpoint = nearest_checkpoint(folder, step)
     with _without_effects(run):
         if checkpoint is not None:
             run.checkpointer.load(checkpoint)
             run.set_position()
-        table = read_loss_table(folder / LOSSES_NAME)
         losses = [] if table is None else table[table[:, 0] == step - 1, 1].tolist()
         found = Replay(step, "" if checkpoint is None else checkpoint.name, recorded_loss=next(reversed(losses), None))
         trainer.iter = trainer.iterations_done = trainer.start_iter
@@ -132,8 +136,7 @@ def nearest_checkpoint(folder: Path, step: int) -> Path | None:
     return None
 
 
-def _check(run: Run, step: int, stops: bool) -> None:
-    last = run.trainer.max_iter
+def _check(run: Run, step: int, *, last: int) -> None:
     if not 1 <= step <= last:
         raise ConfigError(f"replay: got step {step}; the run has the updates 1 to {last}.")
     if run.trainer.has_trained:
@@ -145,27 +148,25 @@ def _check(run: Run, step: int, stops: bool) -> None:
             f"replay: the run had {starts[-1]['processes']} processes, this one has {get_world_size()}; bits are equal"
             f" for the same number only. Start the replay with `trainwright launch -n {starts[-1]['processes']}`."
         )
-    if stops and get_world_size() > 1:
-        raise ConfigError("replay: the debugger needs the terminal of one process; leave out --break (stops=True).")
 
 
 def _run(run: Run, found: Replay, *, stops: bool) -> None:
     for hook in run.hooks:
         hook.before_train()
     trainer, last = run.trainer, found.step - 1
+
+    def size(place: int) -> int:  # when the batch is read: an epoch that begins with it may have another length
+        sizes = [len(batch) for batch in _own_sample_ids(run, found.step) or ()]
+        return sizes[place] if place < len(sizes) else 0
+
     for run_step in trainer.steps_before(found.step):
         if trainer.iter < last:
             run_step()
             continue
-        found.samples = _own_sample_ids(run, found.step)
-        indices = chain.from_iterable(found.samples or ())
-        named = ((index, sample_name(run.batches.loader.dataset, index)) for index in indices)
-        found.names = {index: name for index, name in named if name is not None}
-        sizes = [len(batch) for batch in found.samples or ()]
         model = unwrap_model(run.model)
         # A compiled program has no inside to look at.
         is_graph = run.spec.graph
-        probe = nullcontext(StepFacts()) if is_graph else probed_step(model, sizes, _debug if stops else None)
+        probe = nullcontext(StepFacts()) if is_graph else probed_step(model, size, _debug if stops else None)
         with probe as found.facts, ExitStack() as undo:
             if stops:  # at the next line of the user's code, once
 
@@ -184,6 +185,10 @@ def _run(run: Run, found: Replay, *, stops: bool) -> None:
                 found.error = f"{type(error).__name__}: {error}"
                 if stops:
                     pdb.post_mortem(error.__traceback__)
+        found.samples = _own_sample_ids(run, found.step)
+        indices = chain.from_iterable(found.samples or ())
+        named = ((index, sample_name(run.batches.loader.dataset, index)) for index in indices)
+        found.names = {index: name for index, name in named if name is not None}
         if found.error:
             return
         run.storage.reduce()

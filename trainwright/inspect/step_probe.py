@@ -51,12 +51,12 @@ class StepFacts:
 
 @contextmanager
 def probed_step(
-    model: nn.Module, sizes: list[int], on_non_finite: Callable[[], object] | None = None
+    model: nn.Module, num_samples: Callable[[int], int], on_non_finite: Callable[[], object] | None = None
 ) -> Iterator[StepFacts]:
     """Record a step that runs in the context. Its results are the same by bits: it only reads.
 
-    ``sizes``: the samples of each micro-batch, where they are known. ``on_non_finite`` is called in the operation that
-    first has such a result.
+    ``num_samples``: returns the samples of a micro-batch by its place; 0: unknown. ``on_non_finite`` is called in the
+    operation that first has such a result.
     """
     facts = StepFacts()
     names = {id(one): name for name, one in model.named_modules()}
@@ -74,8 +74,7 @@ def probed_step(
             stack.pop()
 
     def size() -> int:
-        place = len(facts.sample_losses)
-        return sizes[place] if place < len(sizes) else 0
+        return num_samples(len(facts.sample_losses))
 
     def keep(losses: Tensor | None) -> None:
         if torch.is_grad_enabled():  # otherwise it is not the loss of the step
