@@ -14,7 +14,14 @@ from tests.toys import file_config, points, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.evaluation import ClsEvaluator
-from trainwright.hooks import Callback, EarlyStoppingCallback
+from trainwright.hooks import (
+    Callback,
+    EarlyStoppingCallback,
+    ModelCheckpointCallback,
+    PrintCallback,
+    ProgressBarCallback,
+    TensorBoardCallback,
+)
 
 APIS = ("Python", "config file")
 MICRO, EPOCHS = 4, 8
@@ -327,4 +334,13 @@ def test_the_arguments_of_other_libraries_are_answered_with_the_form_to_write() 
             EarlyStoppingCallback(**arguments)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="monitor: got ''"):
         EarlyStoppingCallback(patience=3)
+    for callback, needed, name, here in (
+        (ModelCheckpointCallback, (None,), "save_top_k", "Here: a setting beside model_checkpoint"),
+        (ModelCheckpointCallback, (None,), "every_n_epochs", "every_n_epoch'?"),
+        (PrintCallback, (2,), "step_freqency", "Did you mean 'step_frequency'"),
+        (ProgressBarCallback, (2, []), "train_dataloder", "Did you mean 'train_dataloader'"),
+        (TensorBoardCallback, (None,), "logdir", "Did you mean 'log_dir'"),
+    ):
+        with pytest.raises(ConfigTypeError, match=rf"^{callback.__name__}: there is no argument '{name}'\. .*{here}"):
+            callback(*needed, **{name: 1})
     assert EarlyStoppingCallback(monitor="eval_loss", patience=3, mode="auto").patience == 3

@@ -27,6 +27,7 @@ from tests.toys import (
 from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint import verify
+from trainwright.data import CyclicSampler
 from trainwright.engine import EagerTrainer
 from trainwright.hooks import FiniteCheck, NonFiniteError
 from trainwright.optim import get_default_optimizer_params
@@ -149,6 +150,39 @@ def test_the_error_names_the_field_of_the_batch_that_has_nan_already(tmp_path: P
     with pytest.raises(
         NonFiniteError, match=r"Its first batch has NaN or infinity already, in inputs: unless .*look for"
     ):
+        trainer.train()
+
+
+class Nested(Model):
+    """The inputs are inside of two dicts."""
+
+    def forward(self, inputs: Any, mask: Any = None, labels: Tensor | None = None) -> dict[str, Tensor]:
+        return super().forward(inputs["a"]["b"], labels)
+
+
+class NestedSamples(torch.utils.data.Dataset[Any]):
+    def __init__(self, bad_sample: int) -> None:
+        self.samples = data(bad_sample)
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        sample = self.samples[index]
+        return {"inputs": {"a": {"b": sample["inputs"]}}, "mask": [torch.zeros(2)], "labels": sample["labels"]}
+
+
+@pytest.mark.parametrize("is_file", [True, False], ids=["config file", "Python"])
+def test_the_error_names_nan_in_a_later_micro_batch_and_inside_of_fields(tmp_path: Path, is_file: bool) -> None:
+    if is_file:
+        cfg = file_config(tmp_path, Nested, lambda: NestedSamples(20), train_iter=10, train_micro_batch_size=8)
+        cfg.dataloader.train.sampler = LazyCall(CyclicSampler)(shuffle=False)
+        cfg.train.num_accumulation_steps = 3
+        trainer: Any = DefaultTrainer(cfg)
+    else:
+        settings = {"num_epochs": 1, "batch_size": 8, "gradient_accumulation_steps": 3, "dataloader_shuffle": False}
+        trainer = Trainer(Nested(), quiet(tmp_path, **settings), NestedSamples(20))
+    with pytest.raises(NonFiniteError, match=r"Its micro-batch 3 has NaN or infinity already, in inputs\.a\.b: unless"):
         trainer.train()
 
 

@@ -74,6 +74,27 @@ def tensors(value: Any) -> Iterator[Tensor]:
     return (leaf for leaf in leaves(value) if isinstance(leaf, Tensor))
 
 
+def named_tensors(value: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+    """All tensors of a batch with their places: by field, or as the inputs and the target of a pair.
+
+    >>> [name for name, _ in named_tensors(({"ids": torch.ones(1), "boxes": [torch.ones(1)]}, torch.ones(1)))]
+    ['inputs.ids', 'inputs.boxes[0]', 'target']
+    """
+    inside, named = _inside(value), fields(value)
+    if inside is None:
+        if isinstance(plain := _plain(value), Tensor):
+            yield name or "inputs", plain
+        return
+    if named is not None:
+        places = [f"{name}.{key}" if name else str(key) for key in named]
+    elif not name and pair(value) is not None:
+        places = ["inputs", "target"]
+    else:
+        places = [f"{name or 'batch'}[{number}]" for number in range(len(inside))]
+    for place, part in zip(places, inside, strict=True):
+        yield from named_tensors(part, place)
+
+
 def arguments(batch: Any, names: Collection[str] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What a model's ``forward`` is called with: fields by name, or the inputs of a pair.
 

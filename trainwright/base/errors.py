@@ -2,8 +2,9 @@
 
 import difflib
 import importlib
+import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,18 @@ def nearest_name(name: str, allowed: Iterable[str]) -> str:
     """The nearest allowed name as the next sentence of a message, with a space before it; "" if none is near."""
     found = nearest_of(name, allowed)
     return "" if found is None else f" Did you mean {found!r}?"
+
+
+def unknown_arguments(kind: type, unknown: Iterable[str], hint: Callable[[str], str] = lambda name: "") -> str:
+    """What is wrong with arguments that a class does not have; ``hint`` knows names of other libraries.
+
+    >>> class Bar: ...
+    >>> unknown_arguments(Bar, ["size"])
+    "Bar: there is no argument 'size'."
+    """
+    own = [name for name in inspect.signature(kind).parameters if name != "unknown"]
+    hints = {name: hint(name) or nearest_name(name, own).strip() for name in unknown}
+    return " ".join(f"{kind.__name__}: there is no argument {n!r}. {h}".rstrip() for n, h in hints.items())
 
 
 def nearest_of(name: str, allowed: Iterable[str]) -> str | None:

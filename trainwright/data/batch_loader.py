@@ -319,12 +319,12 @@ class BatchLoader(DataLoader[Any]):
         batches.loader = self
         return batches
 
-    def read_again(self, first: int) -> Any:
-        """The micro-batch of all processes at ``first``, read in this process. ``first`` is that of `micro_batches`."""
+    def read_again(self, first: int, number: int = 0) -> Any:
+        """One of the `micro_batches` of all processes from ``first`` on, by its number from 0, read in this process."""
         reader, sampler = self._reader_here(), cast("Any", self.batch_sampler)
         epoch = reader.epoch
         try:
-            return reader.__getitems__(sampler.indices_at(first))
+            return reader.__getitems__(sampler.indices_at(first, number))
         finally:
             if epoch is not None:
                 reader.set_epoch(epoch)  # the data set may have another length in another one

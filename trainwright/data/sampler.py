@@ -171,9 +171,9 @@ class _BatchSampler(Sampler[list[int]]):
         places = [self._joined(first + at * self._unit) for at in range(number)]
         return [joined._indices(*next(joined._places())) for joined in places]
 
-    def indices_at(self, first: int) -> SampleIndices:
-        """The first of these micro-batches, as a loader reads it."""
-        return next(iter(self._joined(first)))
+    def indices_at(self, first: int, number: int) -> SampleIndices:
+        """One of these micro-batches, as a loader reads it."""
+        return next(iter(self._joined(first + number * self._unit)))
 
     def _joined(self, first: int) -> Self:
         """A copy that yields the micro-batches of all ranks from ``first`` on, by the length of the data there."""

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
-from trainwright.base.batch import fields, parts, tensors
+from trainwright.base.batch import named_tensors
 from trainwright.base.dist import get_data_parallel_size, get_world_size, is_main_process
 from trainwright.base.errors import ConfigError
 from trainwright.base.files import Content
@@ -590,15 +590,17 @@ class Run:
             counter.decide(None, batch)
             return counter.count(batch, 1)
 
-    def non_finite_fields(self, update: int) -> list[str]:
-        """The fields with NaN or infinity of an update's (from 1) first micro-batch, if it can be read again."""
+    def non_finite_fields(self, update: int) -> tuple[int, list[str]] | None:
+        """The first micro-batch of an update (both from 1) with NaN or infinity, and where; None: none or unknown."""
         if self.trainer.sample_ids(update) is None:
-            return []
-        first, _ = self.position_of(update) or (0, 0)
+            return None
+        first, number = self.position_of(update) or (0, 0)
         with kept_generators(in_checkpoints=True):
-            batch = self.batches.loader.read_again(first)
-        named = fields(batch) or dict(zip(("inputs", "target"), parts(batch), strict=False))
-        return [name for name, value in named.items() if not all(t.isfinite().all() for t in tensors(value))]
+            for place in range(number):
+                batch = self.batches.loader.read_again(first, place)
+                if names := [name for name, one in named_tensors(batch) if not one.isfinite().all()]:
+                    return place + 1, names
+        return None
 
     # Copies.
 

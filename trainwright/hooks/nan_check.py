@@ -142,9 +142,11 @@ class FiniteCheck(HookBase):
             now = f"Now {_listed(names)} not finite." if names else "All parameters are still finite."
             if not names and _is_mean(found[first]) and self._cannot_count(first):
                 now += f" {_COUNT}"
-            if fields := self._of_batch("non_finite_fields", first):
+            if bad := self._of_batch("non_finite_fields", first):
+                place, fields = bad
+                which = "first batch" if place == 1 else f"micro-batch {place}"
                 now = (
-                    f"Its first batch has NaN or infinity already, in {', '.join(fields)}: unless that is meant, as in"
+                    f"Its {which} has NaN or infinity already, in {_few(fields)}: unless that is meant, as in"
                     f" a mask, look for a division by 0, a logarithm of 0 and missing values in the data. {now}"
                 )
             raise NonFiniteError(f"{_iterations(found)}: {_values(found)}. {now}{self._samples(first)} {_HELP}")
@@ -330,9 +332,12 @@ def _values(found: Found) -> str:
     return values + (f" in iteration {first + 1}" if len(found) > 1 else "")
 
 
-def _listed(names: list[str], at_most: int = 3) -> str:
-    text = ", ".join(names[:at_most]) + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
-    return f"{len(names)} parameter{'s' if len(names) > 1 else ''} ({text}) {'are' if len(names) > 1 else 'is'}"
+def _listed(names: list[str]) -> str:
+    return f"{len(names)} parameter{'s' if len(names) > 1 else ''} ({_few(names)}) {'are' if len(names) > 1 else 'is'}"
+
+
+def _few(names: list[str], at_most: int = 3) -> str:
+    return ", ".join(names[:at_most]) + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,10 @@
 
 import logging
 import math
-from inspect import signature
+from functools import partial
 from typing import Any, Never
 
-from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, nearest_name
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, nearest_name, unknown_arguments
 from trainwright.config.foreign_names import inner_key_hint
 from trainwright.evaluation.objective import MODES, objective_of_name
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
@@ -62,10 +62,8 @@ class EarlyStoppingCallback(Callback):
     ) -> None:
         line = "EarlyStoppingCallback(None, {}, patience=3, mode='auto')"
         if unknown:
-            own = [name for name in signature(EarlyStoppingCallback).parameters if name != "unknown"]
-            hints = {n: inner_key_hint("early_stopping", n) or nearest_name(n, own).strip() for n in unknown}
-            faults = [f"EarlyStoppingCallback: there is no argument {n!r}. {h}".rstrip() for n, h in hints.items()]
-            raise ConfigTypeError(" ".join([*faults, f"Write {line.format(repr(monitor or 'eval_loss'))}."]))
+            faults = unknown_arguments(EarlyStoppingCallback, unknown, partial(inner_key_hint, "early_stopping"))
+            raise ConfigTypeError(f"{faults} Write {line.format(repr(monitor or 'eval_loss'))}.")
         if trainercontrol is not None and not isinstance(trainercontrol, TrainerControl):  # as other libraries have it
             name = repr(trainercontrol if isinstance(trainercontrol, str) else monitor or "eval_loss")
             raise ConfigTypeError(

@@ -1,9 +1,11 @@
 """Save a checkpoint every n epochs or batches."""
 
 import os
-from typing import Any
+from functools import partial
+from typing import Any, Never
 
-from trainwright.base.errors import ConfigError
+from trainwright.base.errors import ConfigError, ConfigTypeError, unknown_arguments
+from trainwright.config.foreign_names import inner_key_hint
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
 
@@ -19,6 +21,7 @@ class ModelCheckpointCallback(Callback):
 
     Raises:
         ConfigError: neither is set, or both.
+        ConfigTypeError: it has no such argument.
     """
 
     def __init__(
@@ -27,7 +30,11 @@ class ModelCheckpointCallback(Callback):
         filepath: str | os.PathLike[str] = "./",
         every_n_epoch: int = -1,
         every_n_iteration: int = -1,
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            hint = partial(inner_key_hint, "model_checkpoint")
+            raise ConfigTypeError(unknown_arguments(ModelCheckpointCallback, unknown, hint))
         given = [period for period in (every_n_epoch, every_n_iteration) if period not in (-1, None)]
         if len(given) != 1 or type(given[0]) is not int or given[0] < 1:
             raise ConfigError(

@@ -1,9 +1,10 @@
 """TensorBoard events of losses, metrics and the learning rate at each step."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Never
 
 from trainwright.base.dist import is_main_process
+from trainwright.base.errors import ConfigTypeError, unknown_arguments
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
@@ -22,8 +23,14 @@ class TensorBoardCallback(Callback):
     """
 
     def __init__(
-        self, summary_writer_constructor: Callable[..., Any], log_dir: str | None = None, comment: str = ""
+        self,
+        summary_writer_constructor: Callable[..., Any],
+        log_dir: str | None = None,
+        comment: str = "",
+        **unknown: Never,
     ) -> None:
+        if unknown:
+            raise ConfigTypeError(unknown_arguments(TensorBoardCallback, unknown))
         self.summary_writer_constructor = summary_writer_constructor
         self.log_dir = log_dir
         self.comment = comment
