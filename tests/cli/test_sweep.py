@@ -264,6 +264,15 @@ def test_a_script_with_a_trainer_of_its_own_sweeps_too(project: Path, run_python
         ("optim.lr=uniform(0,1) --trials 2 --metric own", ["'own'", "--direction minimize or"]),
         ("optim.lr=1,2 --sweep --metric cor", ["'cor'", "Did you mean 'corr'?", "add --direction"]),
         ("optim.lr=1,2 --sweep --metric pearsonn --direction maximize", ["Did you mean 'pearson'?"]),
+        ("optim.lr=1,2 train.evaluation.enabled=False --sweep --metric corr", ["no evaluation is", "add --direction"]),
+        (
+            "optim.lr=1,2 train.evaluation.enabled=False --sweep --metric eval_loss",
+            ["results are total_loss, grad_norm"],
+        ),
+        (
+            "optim.lr=1,2 dataloader.test=[] --sweep --metric grad_normm --direction minimize",
+            ["Did you mean 'grad_norm'?", "set dataloader.test and"],
+        ),
         ("optim.lr=uniform(-1,1) --trials 2 --metric loss", ["optim.lr", "-1.0"]),
         ("optim.lr=glob(*) --sweep", ["optim.lr=glob(*)", "separated by commas"]),
         ("optim.lr=1,2 --jobs 2", ["--jobs", "Add --sweep"]),

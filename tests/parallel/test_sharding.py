@@ -674,6 +674,43 @@ def test_evaluations_are_exact_for_each_length(world_size: int, tmp_path: Path) 
             torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+class Generates(nn.Module):
+    """Generates as many numbers as its first input says."""
+
+    is_generative = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, inputs: Tensor) -> dict[str, Tensor]:
+        for layer in self.layers:
+            inputs = layer(inputs).tanh()
+        return {"loss": inputs.square().mean(), "logits": inputs}
+
+    def generate(self, inputs: Tensor) -> Tensor:
+        return torch.stack([self(inputs)["logits"] for _ in range(int(inputs[0, 0]))])
+
+
+def generate_on_a_rank(folder: str) -> Any:
+    config = TrainingConfig(
+        output_dir=folder, zero_stage=3, device_str="cpu", batch_size=1, save_enabled=False, eval_strategy="no",
+        metrics=None, early_stopping=None, num_epochs=1,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    trainer = Trainer(Generates(), config, Samples(inputs=torch.ones(4, 4)))
+    trainer.train()
+    batch = torch.full((2, 4), 2.0 + 3 * get_rank())
+    found = trainer.predict({"inputs": batch})
+    return found.shape, trainer.predict({"inputs": torch.full((2, 4), 2.0)})  # alike on all ranks
+
+
+def test_a_batch_is_generated_from_by_each_process_alone(tmp_path: Path) -> None:
+    (first, one), (second, other) = on_ranks(generate_on_a_rank, str(tmp_path))
+    assert (first, second) == ((2, 2, 4), (5, 2, 4))
+    torch.testing.assert_close(one, other)
+
+
 def test_without_zero_gathers_have_no_precision(tmp_path: Path) -> None:
     losses, of_half = on_ranks(gather_nothing, str(tmp_path), world_size=4)[0]
     assert losses == of_half

@@ -5,7 +5,7 @@ import logging
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from itertools import islice
 from typing import Any
@@ -38,7 +38,7 @@ from trainwright.models.targets import target_of
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
 from trainwright.parallel.pipeline import pipeline_of
-from trainwright.parallel.sharding import computes_together
+from trainwright.parallel.sharding import computes_together, gathered
 from trainwright.trainer import checks, parts
 
 logger = logging.getLogger("trainwright.engine")
@@ -212,6 +212,7 @@ class Evaluation:
         if data is None:
             raise ConfigTypeError("Trainer.predict: got None; pass a data set, a loader, or samples in a list.")
         step = self._overrides.of("predict_step", self.predict_step)
+        is_single_pass = not self.generates() and not self._overrides.has("predict_step")
         if isinstance(data, Tensor | Mapping | tuple | Instance | np.ndarray) or hasattr(data, "to"):
             if type(data) is tuple and len(data) > 2:
                 raise ConfigTypeError(
@@ -221,7 +222,10 @@ class Evaluation:
             batch = to_batch(data, self._run.device)
             if current_mesh() is not None:
                 meet("Trainer.predict")
-            with self._run.evaluated_weights(), evaluation_mode(self._run.model), batch_in_errors(batch):
+            model = self._run.model
+            # Ranks may call the model a different number of times.
+            weights = gathered(model) if computes_together(model) and not is_single_pass else nullcontext()
+            with self._run.evaluated_weights(), evaluation_mode(model), weights, batch_in_errors(batch):
                 return step(batch)
         meet("Trainer.predict")
         loader = data
@@ -235,7 +239,6 @@ class Evaluation:
             few = islice(loaders.batches_of_rank(loader), parts.dev_batches(self._run.spec))
             return map(self.prepare, few)
 
-        is_single_pass = not self.generates() and not self._overrides.has("predict_step")
         num_batches = loaders.num_rounds(loader)
         return self._run.predict(
             read_batches, step, iterate=iterate, num_batches=num_batches, is_single_pass=is_single_pass

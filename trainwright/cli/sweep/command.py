@@ -43,6 +43,7 @@ DONE, FAILED = 0, 1
 RECORD = "sweep.json"  # in the folder of the sweep: what its runs have in common
 FORMAT = 1  # of this file
 _KEPT = ("finished", "running")
+_OF_TRAINING = ("total_loss", "grad_norm", "lr")  # results of a run without evaluations
 
 
 class Sweep:
@@ -284,31 +285,39 @@ def _check_options(args: argparse.Namespace) -> None:
 
 
 def _check_metric(args: argparse.Namespace, base: "DictConfig", trainer_class: "type[DefaultTrainer] | None") -> None:
-    """Raise for a ``--metric`` that the configuration does not declare, if it declares the results of evaluations."""
-    known = _declared_results(base, trainer_class)
-    key = args.metric.rpartition("/")[2].removeprefix("eval_")  # without a data set
+    """Raise for a ``--metric`` that the configuration does not declare, if it declares the results of a run."""
+    evaluates = bool(base.train.evaluation.enabled and base.get("dataloader", {}).get("test"))
+    known = _declared_results(base, trainer_class, evaluates=evaluates)
+    name = args.metric.rpartition("/")[2]  # without a data set
+    key = name.removeprefix("eval_") if evaluates else name
     # The model may name parts of the loss, and there may be a result for each class.
-    if known is None or "loss" in key or not {args.metric, key, re.sub(r"_\d+$", "", key)}.isdisjoint(known):
+    is_loss = "loss" in key and not key.startswith("eval_")
+    if known is None or is_loss or not {args.metric, key, re.sub(r"_\d+$", "", key)}.isdisjoint(known):
         return
     if args.direction and not is_misspelt(key, known):
         return
-    results = [*known, "eval_loss"]
+    results = [*known, "eval_loss"] if evaluates else known
+    which = "which the evaluation does not compute; its" if evaluates else "and no evaluation is configured; the"
     own = " For a value that the model or a callback logs, add --direction minimize or --direction maximize."
+    fix = "" if evaluates else " To evaluate, set dataloader.test and train.evaluation.enabled=True."
     raise ConfigError(
-        f"--metric: got {args.metric!r}, which the evaluation does not compute; its results are {', '.join(results)}."
-        f"{nearest_name(key, results)}{'' if args.direction else own}"
+        f"--metric: got {args.metric!r}, {which} results are {', '.join(results)}."
+        f"{nearest_name(key, results)}{fix}{'' if args.direction else own}"
     )
 
 
-def _declared_results(base: "DictConfig", trainer_class: "type[DefaultTrainer] | None") -> Sequence[str] | None:
-    """The results of evaluations beside the loss; None if they are known only after one."""
+def _declared_results(
+    base: "DictConfig", trainer_class: "type[DefaultTrainer] | None", *, evaluates: bool
+) -> Sequence[str] | None:
+    """The results of evaluations beside the loss, or those of a training without; None if only a run shows them."""
     from trainwright.engine import DefaultTrainer
 
     kind = trainer_class or DefaultTrainer
-    evaluates = base.train.evaluation.enabled and base.get("dataloader", {}).get("test")
     own = kind.__mro__[: kind.__mro__.index(DefaultTrainer)]
-    if not evaluates or any("test" in vars(one) for one in own):  # the user's method may return others
+    if any("test" in vars(one) for one in own):  # the user's method may return others
         return None
+    if not evaluates:
+        return _OF_TRAINING
     try:
         return kind.build_evaluator(base).known_results()
     except Exception:  # that of the first run has its place in the configuration
