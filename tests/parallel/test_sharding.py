@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
@@ -30,6 +31,7 @@ from trainwright.hooks import CallbackHook
 from trainwright.hooks.callbacks import Callback
 from trainwright.hooks.callbacks.logs import Logs
 from trainwright.inspect.estimate import estimate
+from trainwright.optim.clip import total_norm
 from trainwright.parallel.layout import Layout
 from trainwright.parallel.mesh import use_layout
 from trainwright.parallel.parallelize import parallelize
@@ -709,6 +711,24 @@ def test_a_batch_is_generated_from_by_each_process_alone(tmp_path: Path) -> None
     (first, one), (second, other) = on_ranks(generate_on_a_rank, str(tmp_path))
     assert (first, second) == ((2, 2, 4), (5, 2, 4))
     torch.testing.assert_close(one, other)
+
+
+def norm_of_float64(layout: Layout, norm_type: float) -> Tensor:
+    if layout.data > 1:
+        use_layout(layout, "cpu")
+    model = build_language().double()
+    if layout.data > 1:
+        parallelize(model, CPU)
+    tokens = torch.arange(8).reshape(2, 4)
+    model(tokens, tokens)["loss"].backward()
+    return total_norm(model.parameters(), norm_type)
+
+
+@pytest.mark.parametrize("norm_type", [2.0, math.inf])
+def test_the_norm_of_float64_gradients_is_float64(norm_type: float) -> None:
+    expected = norm_of_float64(Layout(), norm_type)
+    for found in on_ranks(norm_of_float64, Layout(data=2, zero_stage=3), norm_type):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
 
 
 def test_without_zero_gathers_have_no_precision(tmp_path: Path) -> None:

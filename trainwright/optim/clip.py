@@ -5,7 +5,7 @@ The norm is that of the complete model, also if its gradients are spread over sh
 
 import math
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainwright._torch_compat.norm_warning import silence_norm_warning
+from trainwright.base.devices import wide_dtype
 from trainwright.base.dist import TIED_COPY, gather_over_pipeline, mesh_in_use, reduce_over_pipeline
 from trainwright.base.errors import ConfigError
 from trainwright.optim.named import each_optimizer, parameters_of
@@ -115,14 +116,15 @@ def total_norm(params: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         return torch.nn.utils.get_total_norm([p.grad for p in params if p.grad is not None], norm_type)
     silence_norm_warning()
     device = params[0].device if params else torch.accelerator.current_accelerator() or torch.device("cpu")
-    norms = [torch.zeros((), device=device)]
+    wide, norms = wide_dtype(device), [torch.zeros((), device=device)]
     for same in _by_mesh(p for p in params if not getattr(p, TIED_COPY, False)):
         norm: Any = torch.nn.utils.get_total_norm([p.grad for p in same if p.grad is not None], norm_type)
-        norms.append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).to(norms[0]))
-    is_max = math.isinf(norm_type)
-    power = torch.stack(norms).amax() if is_max else torch.stack(norms).pow(norm_type).sum()
+        norms.append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).to(device))
+    is_max, dtype = math.isinf(norm_type), reduce(torch.promote_types, (norm.dtype for norm in norms))
+    values = torch.stack([norm.to(wide) for norm in norms])  # stages may have parameters of different types
+    power = values.amax() if is_max else values.pow(norm_type).sum()
     reduce_over_pipeline(power, is_max=is_max)
-    return power if is_max else power.pow(1 / norm_type)
+    return (power if is_max else power.pow(1 / norm_type)).to(dtype)
 
 
 def _by_mesh(params: Iterable[Tensor]) -> list[list[Tensor]]:
