@@ -26,6 +26,15 @@ class NoReturn(nn.Module):
         self.layer(x)
 
 
+class InList(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [nn.Linear(4, 3)]
+
+    def forward(self, x: Any) -> Any:
+        return self.layers[0](x)
+
+
 class LossAsNumber(NoReturn):
     def forward(self, x: Any, labels: Any) -> Any:
         return {"loss": nn.functional.cross_entropy(self.layer(x), labels).item()}
@@ -55,7 +64,7 @@ class TooLong(Dataset[Any]):
 
 
 def settings(**more: Any) -> TrainingConfig:
-    return TrainingConfig(num_epochs=1, tensorboard=None, **more)
+    return TrainingConfig(**{"num_epochs": 1, "tensorboard": None, **more})
 
 
 def of_files(folder: Path, **train: Any) -> Any:
@@ -153,6 +162,11 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: trained(folder, metrics=["MeanSquaredError"]),
         "of scores of classes use Accuracy",
     ),
+    "layers in a list": (lambda folder: trained(folder, InList()), "several of them as an nn.ModuleList"),
+    "layers in a list, in a file": (
+        lambda folder: DefaultTrainer(file_config(folder, InList, points, train_iter=1, train_micro_batch_size=4)),
+        "InList has no parameters: assign its layers in __init__, several of them as an nn.ModuleList",
+    ),
     "a lazy call of an object": (lambda folder: LazyCall(nn.Linear(4, 3)), "LazyCall(Linear)(...)"),
     "a path as a configuration": (lambda folder: DefaultTrainer("c.py"), "LazyConfig.load('c.py')"),  # type: ignore[arg-type]
     "a schedule by name": (lambda folder: of_files(folder, scheduler="cosine"), "Write LazyCall(WarmupCosineLR)(...)"),
@@ -213,8 +227,8 @@ def test_an_accumulation_over_more_than_an_epoch_is_a_warning(tmp_path: Path, ca
     trained(tmp_path / "4", gradient_accumulation_steps=4)
     trained(tmp_path / "limited", gradient_accumulation_steps=4, limit_train_batches=1)
     assert "so none has more" not in caplog.text
-    assert trained(tmp_path / "5", gradient_accumulation_steps=5).iterations_done == 1
-    assert "gradient_accumulation_steps: got 5, and an epoch has 4 batches" in caplog.text
+    assert trained(tmp_path / "5", num_epochs=2, gradient_accumulation_steps=5).iterations_done == 2
+    assert caplog.text.count("gradient_accumulation_steps: got 5, and an epoch has 4 batches") == 1
 
 
 def test_a_second_call_of_train_names_the_setting_for_more(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -288,5 +288,5 @@ def test_a_schedule_that_counts_batches_and_is_stepped_once_an_epoch_is_a_warnin
         assert not found
         return
     assert [text.partition(", but")[0] for text in found] == [warned]
-    assert "only 3 times (every 5 steps), so it ends before that" in found[0]
+    assert "only 3 times (every 5 steps), so the run ends first" in found[0]
     assert found[0].endswith("or set lr_scheduling_steps=1 to count batches.")

@@ -19,6 +19,7 @@ from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.provenance import are_several
 from trainwright.config.lazy.targets import signature_of
 from trainwright.config.rules import both_clippings
+from trainwright.optim.freeze import NO_PARAMETERS
 from trainwright.optim.fused import run_fused
 from trainwright.optim.layer_depth import layer_depths, log_layer_rates
 from trainwright.optim.muon import IS_HIDDEN, Muon, matrices_of_hidden_layers
@@ -317,6 +318,8 @@ def _settings_of(params: list[Any]) -> list[ParamGroup]:
 
 def _nothing_to_train(model: nn.Module) -> ConfigError:
     parameters = list(model.parameters())
+    if not parameters:
+        return ConfigError(f"optim.params: there is nothing to train: {type(model).__name__} {NO_PARAMETERS}")
     trainable = sum(parameter.requires_grad for parameter in parameters)
     return ConfigError(
         f"optim.params: there is nothing to train ({type(model).__name__} has {len(parameters)} parameters, "

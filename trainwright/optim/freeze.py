@@ -16,6 +16,8 @@ from trainwright.parallel.wrappers import from_outside_in
 
 Part = nn.Module | nn.Parameter
 
+NO_PARAMETERS = "has no parameters: assign its layers in __init__, several of them as an nn.ModuleList, not as a list."
+
 
 class LayerIndexError(ConfigError, IndexError):
     """A layer's index that the model does not have."""

@@ -357,7 +357,7 @@ def warn_of_unit(schedule: object, planned: int, often: str, num_batches: int) -
     shown, first = (sorted(length), min(length, default=0)) if name == "milestones" else (length, length)
     if planned < first <= num_batches:
         logger.warning(
-            "%s: got %s=%s, but this run steps it only %d times (%s), so it ends before that. Count such steps, or"
+            "%s: got %s=%s, but this run steps it only %d times (%s), so the run ends first. Count such steps, or"
             " set lr_scheduling_steps=1 to count batches.", type(schedule).__name__, name, shown, planned, often,
         )  # fmt: skip
 

@@ -23,6 +23,7 @@ from trainwright.engine.step_plan import steps_of
 from trainwright.hooks import HookBase
 from trainwright.hooks import LRScheduler as ScheduleHook
 from trainwright.optim import schedules as configured
+from trainwright.optim.freeze import NO_PARAMETERS
 from trainwright.optim.fused import run_fused
 from trainwright.optim.muon import Muon
 from trainwright.optim.named import NamedOptimizers, by_name
@@ -89,9 +90,10 @@ def build_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
     found = _class_of("optimizer", spec.optimizer)
     _, arguments = split_name(spec.optimizer)
     if not any(gather_over_pipeline(any(parameter.requires_grad for parameter in model.parameters()))):
-        raise ConfigError(
-            f"Trainer.model: {type(model).__name__} has no trainable parameter; set requires_grad=True on some."
-        )
+        fix = "has no trainable parameter; set requires_grad=True on some."
+        if not any(gather_over_pipeline(any(True for _ in model.parameters()))):
+            fix = NO_PARAMETERS
+        raise ConfigError(f"Trainer.model: {type(model).__name__} {fix}")
     settings = {"lr": spec.learning_rate, **arguments}
     if "weight_decay" in inspect.signature(found).parameters or spec.weight_decay:
         settings.setdefault("weight_decay", spec.weight_decay)

@@ -176,15 +176,9 @@ def plan_of(spec: RunSpec, loader: Any) -> tuple[Any, StepPlan]:
             "TrainingConfig.max_steps: %d exceeds the %d steps of num_epochs=%d, after which training ends.",
             max_steps, total, spec.num_epochs,
         )  # fmt: skip
-    windows = Windows.of(spec.gradient_accumulation_steps)
-    if windows.largest > steps_per_epoch and limit is None and not spec.fast_dev_run:
-        logger.warning(
-            "TrainingConfig.gradient_accumulation_steps: got %d, and an epoch has %d batches: an"
-            " update ends at the end of an epoch, so none has more.", windows.largest, steps_per_epoch,
-        )  # fmt: skip
     plan = StepPlan(
         steps_per_epoch=steps_per_epoch,
-        windows=windows,
+        windows=Windows.of(spec.gradient_accumulation_steps),
         num_epochs=spec.num_epochs,
         max_steps=max_steps,
         batch_size=batch_size,
@@ -192,6 +186,16 @@ def plan_of(spec: RunSpec, loader: Any) -> tuple[Any, StepPlan]:
         has_epochs=not hasattr(loader, "is_open_ended"),
     )
     return loader, plan
+
+
+def warn_of_windows(spec: RunSpec, plan: StepPlan) -> None:
+    """Warn of updates of more batches than an epoch has, unless a setting shortens the epoch."""
+    is_short = spec.overfit_batches or spec.limit_train_batches or spec.fast_dev_run
+    if plan.windows.largest > plan.steps_per_epoch and not is_short:
+        logger.warning(
+            "TrainingConfig.gradient_accumulation_steps: got %d, and an epoch has %d batches: an update ends at the end"
+            " of an epoch, so none has more.", plan.windows.largest, plan.steps_per_epoch,
+        )  # fmt: skip
 
 
 def epoch_length(spec: RunSpec, loader: Any) -> int:

@@ -41,6 +41,7 @@ from trainwright.trainer.checks import Given
 from trainwright.trainer.processes import warn_unsharded_loader
 from trainwright.trainer.run import PythonRun
 from trainwright.trainer.saving import read_csv_logs
+from trainwright.trainer.start import warn_of_windows
 from trainwright.trainer.training_step import STEP_METHODS
 
 logger = logging.getLogger("trainwright.engine")
@@ -445,6 +446,7 @@ class Trainer(RunMethods):
         if self.config.is_by_its_page:  # the page documents this list
             logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
         run.scheduling.check(run.schedules())
+        warn_of_windows(run.spec, run.state.plan)
         super().before_train()
 
     def _before_first_step(self) -> None:
