@@ -17,7 +17,14 @@ from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.dist import get_rank
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data import ColumnDataset, build_image_test_loader
-from trainwright.evaluation import ClsEvaluator, DatasetEvaluator, EvaluationError, MetricsHandler, PPLEvaluator
+from trainwright.evaluation import (
+    ClsEvaluator,
+    DatasetEvaluator,
+    EvaluationError,
+    MetricsHandler,
+    PPLEvaluator,
+    TorchMetricsHandler,
+)
 from trainwright.hooks import Callback
 
 IGNORED = -100
@@ -325,6 +332,38 @@ class Resets(DatasetEvaluator):
 
     def evaluate(self) -> dict[str, Any]:
         return {"resets": float(self.num_resets)}
+
+
+def largest(predictions: Tensor, labels: Tensor) -> dict[str, float]:
+    return {"largest": float(predictions.max()), "samples": len(labels)}
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_a_function_and_named_metrics_are_evaluated_together_in_both_apis(tmp_path: Path, in_dict: bool) -> None:
+    by_name = LazyCall(TorchMetricsHandler)(metrics=["Accuracy"])
+    cls = LazyCall(ClsEvaluator)(topk=1)
+    lazy: Any = {"own": largest, "right": by_name, "top": cls} if in_dict else [largest, by_name, cls]
+    objects = {"own": largest, "right": TorchMetricsHandler(["Accuracy"]), "top": ClsEvaluator(topk=1)}
+    found = by_objects(tmp_path, objects if in_dict else list(objects.values()), test=every_label).evaluate()
+    assert found == evaluated(tmp_path, lazy, test=every_label)
+    own, right = ("own/", "right") if in_dict else ("", "accuracy")
+    assert {f"{own}largest", f"{own}samples", right, "Acc@1"} < set(found)
+    assert found[f"{own}samples"] == len(every_label())
+    assert found[right] == pytest.approx(found["Acc@1"] / 100)
+
+
+def test_a_list_of_metrics_chooses_the_best_checkpoint(tmp_path: Path) -> None:
+    metrics = [largest, TorchMetricsHandler(["Accuracy"])]
+    settings = {"metric_for_best_model": "accuracy", "save_enabled": True}
+    trainer = by_objects(tmp_path, metrics, test=every_label, **settings)
+    results = trainer.train()
+    assert trainer.best_checkpoint is not None
+    assert results["samples"] == len(every_label())
+
+
+def test_a_name_in_a_list_of_metrics_is_answered_with_what_computes_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigTypeError, match=r"Trainer\.metrics_handler: got str; .* such as TorchMetricsHandler"):
+        by_objects(tmp_path, [largest, "Accuracy"])
 
 
 def test_an_evaluator_is_reset_once_for_each_evaluation(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Metrics of torchmetrics and metrics handlers as evaluators, and evaluators as metrics handlers."""
 
 from collections.abc import Mapping
+from inspect import isroutine
 from typing import Any
 
 from torch import nn
@@ -68,10 +69,12 @@ class EvaluatorHandler:
 
 
 def handler_of(given: Any) -> Any:
-    """A metrics handler for what a user passes: a handler, unchanged, a metric of torchmetrics, an evaluator, or a
-    function of predictions and labels."""
+    """A metrics handler for what a user passes: a handler, unchanged, a metric of torchmetrics, an evaluator, a
+    function of predictions and labels, or a list or dict of these."""
     from trainwright.evaluation.handlers import FunctionHandler, MetricObjectHandler  # here: loads pydantic
 
+    if isinstance(given, list | tuple | Mapping):
+        given = evaluator_of(given, "Trainer.metrics_handler")
     if isinstance(given, DatasetEvaluator):
         return EvaluatorHandler(given)
     if isinstance(given, nn.Module) and hasattr(given, "compute"):  # of torchmetrics
@@ -87,7 +90,8 @@ def with_name(results: Mapping[str, Any], name: str | None) -> dict[str, Any]:
 
 
 def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
-    """One evaluator for what a user passes: evaluators, metrics of torchmetrics, handlers, or a list or dict of them.
+    """One evaluator for what a user passes: evaluators, metrics of torchmetrics, handlers, functions of predictions
+    and labels, or a list or dict of them.
 
     In a dict, the result of a metric or a handler has the key as its name; evaluators name theirs.
 
@@ -101,10 +105,12 @@ def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
         return DatasetEvaluators([evaluator_of(one, where) for one in given])
     if isinstance(given, DatasetEvaluator):
         return given
-    if isinstance(given, type) or not (hasattr(given, "compute") and hasattr(given, "update")):
+    is_metric = isroutine(given) or (hasattr(given, "compute") and hasattr(given, "update"))
+    if isinstance(given, type) or not is_metric:
         raise ConfigTypeError(
             f"{where}: got {type(given).__name__}; it must be a DatasetEvaluator, a metric of torchmetrics, a metrics"
-            " handler, or a list or dict of these. A lazy call has to go through instantiate() first."
+            " handler, such as TorchMetricsHandler(names), a function of (predictions, labels), or a list or dict of"
+            " these. A lazy call has to go through instantiate() first."
         )
     return MetricEvaluator(handler_of(given))
 

@@ -275,7 +275,8 @@ _KINDS = {
     "lr_scheduler": (("step", "get_last_lr"), "a schedule of torch.optim.lr_scheduler"),
     "metrics_handler": (
         ("__call__",),
-        "a MetricsHandler, a metric of torchmetrics, a DatasetEvaluator, or a function of (predictions, labels)",
+        "a MetricsHandler, a metric of torchmetrics, a DatasetEvaluator, a function of (predictions, labels), or a"
+        " list or dict of these",
     ),
     "model_card": (("to_text",), "a ModelCard"),
 }
@@ -300,7 +301,7 @@ def _kind_fault(name: str, value: Any) -> str:
     fits = all(hasattr(value, attribute) for attribute in attributes)
     if name == "metrics_handler":
         fits = fits or all(hasattr(value, method) for method in ("reset", "update", "compute"))
-        fits = fits or isinstance(value, DatasetEvaluator)
+        fits = fits or isinstance(value, DatasetEvaluator | list | tuple | Mapping)
     if fits and not isinstance(value, type):
         return ""
     is_name = name in ("optimizer", "loss") and isinstance(value, str)

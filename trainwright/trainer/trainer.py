@@ -66,7 +66,7 @@ class Trainer(RunMethods):
         data_collator: builds a batch from a list of samples; the data set's own ``data_collator`` by default.
         preprocessor: set on the model and data sets whose ``preprocessor`` is None; saved with the model.
         metrics_handler: computes the metrics of evaluations in place of ``config.metrics``; or a function of
-            (predictions, labels) of the complete data set that returns metrics by name.
+            (predictions, labels) of the complete data set that returns metrics by name, or a list or dict of both.
         optimizers, lr_schedulers: several optimizers, and their schedules, by name: ``{"g": ..., "d": ...}`` (see
             ``docs/custom-training.md``).
         loss: a module or function of (outputs, target), in place of ``config.loss``.
