@@ -61,6 +61,16 @@ def test_a_table_and_a_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert len((tmp_path / "p.jsonl").read_text().splitlines()) == 4
 
 
+def test_the_checkpoint_that_predicts_is_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for source, used in (
+        (run / "run", run / "run" / "checkpoints" / "model_best"),
+        (run / "run" / "final_epoch", run / "run" / "final_epoch"),
+        (run / "model", run / "model"),
+    ):
+        assert main(["predict", str(source), str(run / "texts.txt"), "--json"]) == 0
+        assert f"Model: {used}\n" in capsys.readouterr().err
+
+
 def test_images_are_passed_as_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     image_module = pytest.importorskip("PIL.Image")
     from trainwright.data import ImageProcessor

@@ -53,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
 
     if args.output is not None:
         check_table_file(args.output)
+    print_line(f"Model: {shown(folder)}", file=sys.stderr)
     with redirect_stdout(sys.stderr):  # what the user's modules print
         model = _model(folder, args)
         rows = list(_rows(model, args))
