@@ -82,14 +82,14 @@ def test_a_report_of_several_runs_begins_with_the_settings_that_differ(runs_fold
         settings.write_text(re.sub(r" output_dir: .*", f" output_dir: {name}", text))
     found = Elements(page(find_runs([str(tmp_path)]))).content()
     head = re.findall("<th>(.*?)</th>", found["overview"])
-    assert head[:3] == ["Run", "learning.learning_rate", "Status"]
+    assert head[:3] == ["Run", "learning_rate", "Status"]
     assert re.findall(r"<td>(0\.\d)</td>", found["overview"])[:2] == ["0.1", "0.2"]
     assert found["details"].startswith('<section id="configuration">')
 
 
 def test_the_settings_of_one_run(runs_folder: Path) -> None:
     content = Elements(page(find_runs([str(runs_folder / "objects")]))).content()
-    assert "<td>learning.learning_rate</td><td>0.1</td>" in content["details"]
+    assert "<td>learning_rate</td><td>0.1</td>" in content["details"]
     assert "Best eval_loss" in content["overview"]
     assert "<td>objects</td>" not in content["details"]
 

@@ -29,7 +29,7 @@ def test_a_run_of_each_api_is_read(runs_folder: Path) -> None:
     assert list(files.curves["Acc@1"].x) == [8, 16, 24]
     assert objects.curves["eval_loss"].x[-1] == 32
     assert files.settings["train.train_iter"] == 24
-    assert objects.settings["learning.learning_rate"] == 0.1
+    assert objects.settings["learning_rate"] == 0.1
     assert {entry.path.name for entry in files.checkpoints} >= {"model_0000007", "model_best", "model_final"}
     assert all(entry.is_complete for entry in [*files.checkpoints, *objects.checkpoints])
     assert objects.checkpoints

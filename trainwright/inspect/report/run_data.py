@@ -109,8 +109,11 @@ class RunData:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """The configuration, by dotted names, without secrets."""
-        return dict(flat(read_config(self.folder)))
+        """The configuration, by dotted names, without secrets; of the Python API by the names of its settings."""
+        found = dict(flat(read_config(self.folder)))
+        if (self.folder / CONFIGS[0]).is_file():
+            return found
+        return {name.partition(".")[2] or name: value for name, value in found.items()}  # without their categories
 
     @cached_property
     def checkpoints(self) -> list[CheckpointReport]:
