@@ -230,3 +230,22 @@ def test_what_the_saved_configuration_does_not_restore_is_said_once(
         default_setup(cfg, Namespace(config_file=str(tmp_path / "config.py")))
         DefaultTrainer(cfg).train()
     assert caplog.text.count("not restored when a run starts from this file: model.function") == 1
+
+
+@pytest.mark.parametrize("is_data", [False, True])
+def test_numbers_that_a_run_computes_are_a_warning_in_a_python_file_and_not_in_a_saved_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, is_data: bool
+) -> None:
+    cfg = config(tmp_path, train_iter=4, warmup_iter=2, train_micro_batch_size=2)
+    cfg.train.scheduler.update(max_iter=100, warmup_iter=0)
+    if is_data:
+        LazyConfig.save(cfg, tmp_path / "config.yaml")
+        cfg = LazyConfig.load(tmp_path / "config.yaml")
+    with caplog.at_level(logging.WARNING, "trainwright"):
+        trainer = DefaultTrainer(cfg)
+        trainer.cfg.train.update(train_iter=5)
+        DefaultTrainer(trainer.cfg)
+    found = [text for text in caplog.messages if "has no effect: the run computes it" in text]
+    assert [text.partition(" has")[0] for text in found] == (
+        [] if is_data else ["train.warmup_iter=2", "train.scheduler.max_iter=100"]
+    )

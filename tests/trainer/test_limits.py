@@ -259,8 +259,20 @@ def test_a_one_cycle_schedule_has_the_length_of_the_run(tmp_path: Path, caplog: 
     one_cycle(tmp_path, 3).train()
     one_cycle(tmp_path, 15, lr_scheduling_steps=1).train()
     assert "does not complete its cycle" not in caplog.text
+    assert "rises again" not in caplog.text
     one_cycle(tmp_path, 15).train()
     assert "total_steps=15, but this run steps it only 3 times (every 5 steps)" in caplog.text
+
+
+@pytest.mark.parametrize(("length", "warned"), [(2, True), (3, False), (9, False)])
+def test_a_cosine_that_is_shorter_than_the_run_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, length: int, warned: bool
+) -> None:
+    Trainer(
+        make(), config(tmp_path, num_epochs=3, lr_scheduler={"name_": "CosineAnnealingLR", "T_max": length}), PAIRS
+    ).train()
+    text = f"T_max={length}, but this run steps it 3 times (every 5 steps), so the learning rate rises again"
+    assert (text in caplog.text) == warned
 
 
 @pytest.mark.parametrize(
@@ -281,9 +293,9 @@ def test_a_schedule_that_counts_batches_and_is_stepped_once_an_epoch_is_a_warnin
     Trainer(
         make(), config(tmp_path / "batches", num_epochs=3, lr_scheduler=schedule, lr_scheduling_steps=1), PAIRS
     ).train()
-    assert "but this run steps it" not in caplog.text
+    assert "but this run steps it only" not in caplog.text
     Trainer(make(), config(tmp_path / "epochs", num_epochs=3, lr_scheduler=schedule), PAIRS).train()
-    found = [text for text in caplog.messages if "but this run steps it" in text]
+    found = [text for text in caplog.messages if "but this run steps it only" in text]
     if warned is None:
         assert not found
         return

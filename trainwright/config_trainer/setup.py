@@ -42,7 +42,7 @@ from trainwright.config.config_file.sections import (
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.lazy_config import SECTIONS, get_config, try_get_key
-from trainwright.config.lazy.provenance import are_several, is_set, mark_default
+from trainwright.config.lazy.provenance import are_several, is_set, is_trusted, mark_default, value_at
 from trainwright.config.secrets import redact_command, remember_secrets, without_secrets
 from trainwright.config.windows import WindowEpochs, Windows
 from trainwright.config.yaml_file import read_mapping
@@ -516,10 +516,11 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
     train.train_iter = total_iterations(train, length, micro_batch, windows)
     if asked_for and by_epochs:
         logger.info(
-            "train.train_iter=%d and train.train_epoch=%g (%d iterations) are both set: the larger counts, %d.",
+            "train.train_iter=%d and train.train_epoch=%g (%d iterations) are both set: the larger counts, %d."
+            " Set train.train_epoch=0 to train train_iter iterations.",
             asked_for, train.train_epoch, by_epochs, train.train_iter,
         )  # fmt: skip
-    train.warmup_iter = warmup_iterations(train.train_iter, train.warmup_ratio)
+    _compute(train, "train", "warmup_iter", warmup_iterations(train.train_iter, train.warmup_ratio))
     for scheduler in train.scheduler.values() if are_several(train.scheduler) else [train.scheduler]:
         if isinstance(scheduler, DictConfig) and "_target_" in scheduler:
             _scale_scheduler(train, scheduler)
@@ -577,11 +578,26 @@ def scale_shares(train: DictConfig) -> None:
             section[key] = math.ceil(exact(section[key]) * train.train_iter)
 
 
+_COMPUTED_FROM = {"max_iter": "train.train_iter or train.train_epoch", "warmup_iter": "train.warmup_ratio"}
+
+
+def _compute(section: DictConfig, path: str, name: str, value: int) -> None:
+    """Write what the run computes; warn if code has set another number, but not if a saved run has."""
+    given = value_at(section, name)
+    if isinstance(given, int) and given != value and is_set(section, name) and is_trusted(section):
+        logger.warning(
+            "%s.%s=%s has no effect: the run computes it, %d, from %s. Set %s instead.",
+            path, name, given, value, _COMPUTED_FROM[name], _COMPUTED_FROM[name],
+        )  # fmt: skip
+    section[name] = value
+    mark_default(section, name, is_derived=True)
+
+
 def _scale_scheduler(train: DictConfig, scheduler: DictConfig) -> None:
     taken = inspect.signature(locate_target(scheduler)).parameters  # torch's schedulers take neither
     for name, value in (("max_iter", train.train_iter), ("warmup_iter", train.warmup_iter)):
         if name in taken:
-            scheduler[name] = value
+            _compute(scheduler, "train.scheduler", name, value)
     if (milestones := try_get_key(scheduler, "milestones")) is not None:
         scheduler.milestones = milestone_iterations(milestones, train.train_iter)
 

@@ -321,12 +321,18 @@ def _after_warmup(formula: Formula, num_warmup_steps: int) -> Formula:
 
 
 def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
-    """Compare the length of a OneCycleLR, which torch refuses to exceed in the middle of a run, with the run.
+    """Compare the length of a cosine, or of a OneCycleLR, which torch refuses to exceed in the middle of a run, with it.
 
     Args:
         planned: how many times the run steps it. ``often``: when.
         fix: what a message says to do.
     """
+    if type(schedule) is lr_scheduler.CosineAnnealingLR and schedule.T_max < planned:
+        logger.warning(
+            "CosineAnnealingLR: got T_max=%s, but this run steps it %d times (%s), so the learning rate rises again after"
+            " %s of them. Set T_max=%d. For restarts use CosineAnnealingWarmRestarts.",
+            schedule.T_max, planned, often, schedule.T_max, planned,
+        )  # fmt: skip
     if not isinstance(schedule, OneCycleLR):
         return
     length = schedule.total_steps
