@@ -164,6 +164,8 @@ def test_nothing_to_train_says_so_and_calls_no_hook(caplog: pytest.LogCaptureFix
 def test_something_that_is_no_hook_is_refused() -> None:
     with pytest.raises(ConfigTypeError, match="HookBase"):
         Trainer([]).register_hooks([print])  # type: ignore[list-item]
+    with pytest.raises(ConfigTypeError, match=r"pass an object: HookBase\(\.\.\.\)"):
+        Trainer([]).register_hooks([HookBase])  # type: ignore[list-item]
     with pytest.raises(ConfigTypeError, match=r"pass a list: \[CallbackHook"):
         Trainer([]).register_hooks(recorder([]))  # type: ignore[arg-type]
     with pytest.raises(ConfigTypeError, match="add_callback"):

@@ -38,6 +38,16 @@ def test_each_evaluator_sees_every_batch_and_the_figures_are_joined():
     assert together.evaluate() == {"a": 2, "b": 2}
 
 
+@pytest.mark.parametrize("value", [0.0, 0.5])
+def test_an_evaluator_that_returns_a_number_is_an_error_that_names_it(value):
+    class Single(Counter):
+        def evaluate(self):
+            return value
+
+    with pytest.raises(EvaluationError, match=r"Single returned float .* a dict of numbers by name"):
+        DatasetEvaluators([Single("accuracy")]).evaluate()
+
+
 def test_two_figures_of_one_name_are_an_error_that_names_both_evaluators():
     class Other(Counter):
         pass

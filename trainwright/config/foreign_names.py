@@ -263,6 +263,13 @@ KEYS = {
     **dict.fromkeys(("hook", "hooks", "default_hooks", "custom_hooks", "build_hooks"), "train.hooks"),
 }
 
+# Lazy calls beside the sections of a config file, and the section or key that a run reads in their place.
+CALLS = {
+    "optimizer": "optim",
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_multiplier", "param_scheduler"), "train.scheduler"),
+    **dict.fromkeys(("evaluator", "val_evaluator", "test_evaluator"), "train.evaluation.evaluator"),
+}
+
 # What else a user may look for, by the key that a hint names.
 BESIDE = {"train.hooks": " A subclass of DefaultTrainer may override build_hooks, the list of all hooks."}
 

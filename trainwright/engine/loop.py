@@ -117,6 +117,8 @@ class TrainerBase:
             if not isinstance(hook, HookBase):
                 is_callback = hasattr(hook, "on_epoch_end")
                 hint = "callbacks are added with add_callback(...)" if is_callback else "a hook must be a HookBase"
+                if isinstance(hook, type) and issubclass(hook, HookBase):
+                    hint = f"pass an object: {hook.__name__}(...)"
                 raise ConfigTypeError(f"register_hooks: got {hook!r}; {hint}.")
             check_methods(hook, MOMENTS, "hooks", HOOK_METHODS)
             hook.trainer = weakref.proxy(self)  # a plain reference would make a cycle that outlives the training

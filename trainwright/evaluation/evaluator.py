@@ -102,7 +102,8 @@ class DatasetEvaluators(DatasetEvaluator):
         Raises:
             EvaluationError: two evaluators return a metric of the same name.
         """
-        return merged_results((type(one).__name__, one.evaluate() or {}) for one in self.evaluators)
+        found = [(type(one).__name__, one.evaluate()) for one in self.evaluators]
+        return merged_results((name, {} if metrics is None else metrics) for name, metrics in found)
 
     def known_results(self) -> list[str] | None:
         known = [evaluator.known_results() for evaluator in self.evaluators]
@@ -134,6 +135,11 @@ def merged_results(results: Iterable[tuple[str, Mapping[str, Any]]]) -> dict[str
     merged: dict[str, Any] = {}
     origin: dict[str, str] = {}
     for name, metrics in results:
+        if not isinstance(metrics, Mapping):
+            raise EvaluationError(
+                f"{name} returned {type(metrics).__name__} as its metrics; it must return a dict of numbers by name,"
+                " such as {'accuracy': accuracy}."
+            )
         if twice := [key for key in metrics if key in merged]:
             raise EvaluationError(
                 "evaluators: "

@@ -321,7 +321,7 @@ def _after_warmup(formula: Formula, num_warmup_steps: int) -> Formula:
 
 
 def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
-    """Compare the length of a cosine, or of a OneCycleLR, which torch refuses to exceed in the middle of a run, with it.
+    """Compare the length of a cosine, or of a OneCycleLR, which torch refuses to exceed in a run, with that of the run.
 
     Args:
         planned: how many times the run steps it. ``often``: when.
@@ -329,8 +329,8 @@ def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
     """
     if type(schedule) is lr_scheduler.CosineAnnealingLR and schedule.T_max < planned:
         logger.warning(
-            "CosineAnnealingLR: got T_max=%s, but this run steps it %d times (%s), so the learning rate rises again after"
-            " %s of them. Set T_max=%d. For restarts use CosineAnnealingWarmRestarts.",
+            "CosineAnnealingLR: got T_max=%s, but this run steps it %d times (%s), so the learning rate rises again"
+            " after %s of them. Set T_max=%d. For restarts use CosineAnnealingWarmRestarts.",
             schedule.T_max, planned, often, schedule.T_max, planned,
         )  # fmt: skip
     if not isinstance(schedule, OneCycleLR):

@@ -153,6 +153,20 @@ def test_an_impossible_rate_is_a_fault_of_the_override_that_set_it(override, say
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("lr", "1e-3", r"optim.lr: got '1e-3' \(str\); it must be a number. Write 1e-3, without quotes"),
+        ("type", "SGD", r"takes no argument 'type'. Another class is a lazy call: LazyCall\(Class\)"),
+    ],
+)
+def test_an_error_of_the_optimizer_says_what_to_write(key, value, says):
+    cfg = complete({"model": LazyCall(dict)(), "dataloader": {"test": []}})
+    cfg.optim[key] = value
+    with pytest.raises(ConfigError, match=says):
+        validate(cfg)
+
+
+@pytest.mark.parametrize(
     ("section", "key", "line"),
     [
         ("", "train.evaluation.eval_period", "cfg.train.evaluation.eval_period = ..."),

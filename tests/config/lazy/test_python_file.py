@@ -103,3 +103,47 @@ def test_a_key_that_a_section_or_a_lazy_call_does_not_have_is_named(tmp_path, li
     (tmp_path / "c.py").write_text(f"{beginning}{line}\n")
     with pytest.raises(ConfigKeyError, match=rf"c\.py, line 3: {text}"):
         LazyConfig.load(tmp_path / "c.py")
+
+
+@pytest.mark.parametrize(
+    ("call", "argument"),
+    [
+        ("trainwright.data.build_image_train_loader(dataset=[])", "train_batch_size"),
+        ("torch.optim.SGD(lr=0.1)", "params"),
+        ("torch.optim.lr_scheduler.StepLR(step_size=3)", "optimizer"),
+    ],
+)
+def test_a_forgotten_lazy_call_is_named(tmp_path, call, argument):
+    (tmp_path / "config.py").write_text(f"import torch\nimport trainwright.data\n\nmade = {call}\n")
+    with pytest.raises(TypeError, match="missing") as caught:
+        LazyConfig.load(tmp_path / "config.py")
+    name = call.partition("(")[0].rpartition(".")[2]
+    assert f"line 4. The run gives {argument!r} to a lazy call: write LazyCall({name})(...)" in str(
+        caught.value.__notes__
+    )
+
+
+RUN = """
+import torch
+from trainwright import LazyCall
+
+model = LazyCall(torch.nn.Linear)(in_features=2, out_features=2)
+dataloader = dict(test=[])
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "warned"),
+    [
+        (f"{RUN}optimizer = LazyCall(torch.optim.AdamW)(lr=0.1)", True),
+        (f"{RUN}optimizer = LazyCall(torch.optim.SGD)(lr=0.1)\noptim = LazyCall(torch.optim.AdamW)(lr=1)", True),
+        (f"{RUN}optimizer = LazyCall(torch.optim.SGD)(lr=0.1)\noptim = optimizer\noptim.lr = 0.2", False),
+        (f"{RUN}optimizer = LazyCall(torch.optim.SGD)(lr=0.1)\noptim = dict(a=optimizer)", False),
+        ("import torch\nfrom trainwright import LazyCall\n\noptimizer = LazyCall(torch.optim.SGD)(lr=0.1)", False),
+    ],
+)
+def test_a_lazy_call_by_the_name_of_another_library_that_nothing_reads_is_a_warning(tmp_path, caplog, lines, warned):
+    (tmp_path / "config.py").write_text(lines)
+    LazyConfig.load(tmp_path / "config.py")
+    text = "optimizer: a training does not read this lazy call. Write optim = LazyCall(...)(...)."
+    assert caplog.messages == [text] * warned

@@ -3,6 +3,7 @@
 import difflib
 import functools
 import logging
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -265,7 +266,8 @@ def _optimizer_faults(cfg: DictConfig) -> Iterator[Fault]:
         for name in _OPTIMIZER_NUMBERS:
             value = value_at(optim, name)
             if isinstance(value, str | bool | ListConfig | DictConfig):
-                yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number.", kind=ConfigTypeError)
+                do = f" Write {value.strip()}, without quotes." if isinstance(value, str) and _is_number(value) else ""
+                yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number.{do}", kind=ConfigTypeError)
             elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
                 yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number >= 0.")
 
@@ -296,6 +298,13 @@ def _default_of(node: Any, argument: str) -> Any:
         return None
     found = None if signature is None else signature.parameters.get(argument)
     return None if found is None else found.default
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _are_numbers(values: Any, number: int) -> bool:

@@ -67,6 +67,16 @@ def _line_in(path: Path, error: Exception) -> str:
     return next((f", line {step.lineno}" for step in reversed(steps) if step.filename == str(path)), "")
 
 
+def _without_lazy_call(error: Exception) -> str:
+    """A sentence for a call in the file that lacks an argument, which the run gives to a lazy call."""
+    called = re.match(
+        r"(\w+)(\.__init__)?\(\) missing .*'(train_batch_size|test_batch_size|params|optimizer)'", str(error)
+    )
+    if called is None or not isinstance(error, TypeError):
+        return ""
+    return f". The run gives {called[3]!r} to a lazy call: write LazyCall({called[1]})(...)"
+
+
 def _import_error(path: Path, error: ImportError) -> ImportError:
     """The error of an import in the file, with the nearest name in the module."""
     place, name = f"{path}{_line_in(path, error)}", re.match("cannot import name '(.+?)' from", str(error))
@@ -137,7 +147,7 @@ def _run(path: Path) -> dict[str, Any]:
     except ConfigAttributeError as error:
         raise _missing_key(path, error) from error
     except Exception as error:
-        error.add_note(f"while running the configuration file {path}{_line_in(path, error)}")
+        error.add_note(f"while running the configuration file {path}{_line_in(path, error)}{_without_lazy_call(error)}")
         raise
     finally:
         _running.reset(token)

@@ -283,6 +283,8 @@ def _hint(name: str, taken: Collection[str]) -> str:
     here = keys_by_name().get(name, "").rpartition(".")[2]
     if here in taken:
         return f" Did you mean {here!r}?"
+    if name == "type":  # as in MMEngine
+        return " Another class is a lazy call: LazyCall(Class)(...), in YAML {_target_: module.Class}."
     return nearest_name(name, taken) or f" {own_code_hint(name)}".rstrip()
 
 
