@@ -123,6 +123,7 @@ def test_a_changed_setting_is_named_with_what_trains(
     name = row.split(maxsplit=1)[0]
     assert list(table(caplog)) == [name]
     assert " ".join([name, *table(caplog)[name].split()]).startswith(f"{row} {effect}")
+    assert ("weights only (init_weights_from, train.load_weight;" in caplog.text) == (effect == KEPT)
     pairs = zip(same.model.parameters(), other.model.parameters(), strict=True)
     assert all(torch.equal(one, another) for one, another in pairs) == (effect == KEPT)
 

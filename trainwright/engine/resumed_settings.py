@@ -23,6 +23,10 @@ _OF_ORDER = ("seed", "train.seed", "num_samples")
 _OF_UPDATE = ("train.global_batch_size", "train.num_accumulation_steps.")  # the latter are entries of a schedule
 _SAMPLES = f"{TAKEN}: an update has another number of samples, and the learning rate is not scaled with it"
 _ORDER = f"{TAKEN}: the order of samples differs, and some of this epoch may repeat or be missing"
+_ONLY_WEIGHTS = (
+    "A new run from the weights only (init_weights_from, train.load_weight; another folder) uses the new value of what"
+    " is kept."
+)
 _MAX_SHOWN = 80  # characters of a value
 
 # Of a group: the parameters and their names, the current rate, and what has no effect on the result of a step.
@@ -114,7 +118,7 @@ def log_changes(before: Settings, now: Settings, effects: Mapping[str, str]) -> 
         rows.append((name, one, other, text))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = ["  ".join([*(row[place].ljust(width) for place, width in enumerate(widths)), row[3]]) for row in rows]
-    more = ["A new run from the weights only uses the new value of what is kept."] if KEPT in effects.values() else []
+    more = [_ONLY_WEIGHTS] if KEPT in effects.values() else []
     logger.warning("%s", "\n  ".join(["Resumed with other settings than before", *lines, *more]))
 
 
