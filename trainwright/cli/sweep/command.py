@@ -69,9 +69,11 @@ class Sweep:
         _check_options(args)
         self._values = values = read_values(args.opts)
         if not values.keys:
+            text = next((opt for opt in args.opts if re.search(r"=(['\"]).*,.*\1$|=\[.*,.*\]$", opt)), None)
+            one = "" if text is None else f" {text} is one value: leave out the quotes or brackets around several."
             raise ConfigError(
-                "--sweep: no setting has several values. Write optim.lr=0.1,0.01 for a grid, or optim.lr=log(1e-4,1e-1)"
-                " with --trials N for a search."
+                f"--sweep: no setting has several values.{one} Write optim.lr=0.1,0.01 for a grid, or"
+                " optim.lr=log(1e-4,1e-1) with --trials N for a search."
             )
         if values.ranges and not args.trials:
             key, range_ = next(iter(values.ranges.items()))
