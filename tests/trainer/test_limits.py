@@ -275,6 +275,12 @@ def test_a_cosine_that_is_shorter_than_the_run_is_a_warning(
     assert (text in caplog.text) == warned
 
 
+def test_a_cosine_without_the_last_batches_is_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    schedule = {"name_": "CosineAnnealingLR", "T_max": 14}
+    Trainer(make(), config(tmp_path, num_epochs=3, lr_scheduler=schedule, lr_scheduling_steps=1), PAIRS).train()
+    assert "rises again" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("schedule", "warned"),
     [

@@ -327,7 +327,8 @@ def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
         planned: how many times the run steps it. ``often``: when.
         fix: what a message says to do.
     """
-    if type(schedule) is lr_scheduler.CosineAnnealingLR and schedule.T_max < planned:
+    # A length that leaves out the last batch of each epoch ends almost at the lowest rate.
+    if type(schedule) is lr_scheduler.CosineAnnealingLR and schedule.T_max < 0.9 * planned:
         logger.warning(
             "CosineAnnealingLR: got T_max=%s, but this run steps it %d times (%s), so the learning rate rises again"
             " after %s of them. Set T_max=%d. For restarts use CosineAnnealingWarmRestarts.",
