@@ -10,6 +10,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import gc
 import json
 import logging
+import multiprocessing
 import random
 import runpy
 import secrets
@@ -138,6 +139,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def forked_workers() -> Iterator[None]:
+    """Workers of loaders are forked, so lambdas and local classes reach them: the default of Linux before 3.14."""
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("this system has no fork")
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method("fork", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 @pytest.fixture

@@ -50,6 +50,7 @@ def test_the_configuration_given_is_not_changed(tmp_path: Path) -> None:
     assert (trainer.cfg.train.train_iter, trainer.cfg.train.global_batch_size) == (8, 8)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_end_with_the_training_and_start_again_with_the_next(tmp_path: Path) -> None:
     cfg = config(tmp_path)
     for loader in (cfg.dataloader.train, cfg.dataloader.test[0]):

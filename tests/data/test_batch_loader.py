@@ -98,6 +98,7 @@ def death(batches, killed=None):
         return f"{error} {error.__cause__}"
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_killed_worker_is_heard_of_at_once(handler_of_torch):
     batches = iter(loader())
     pid = processes(batches).pop()
@@ -272,6 +273,26 @@ def test_what_workers_cannot_receive_is_named(is_ours: bool) -> None:
         next(iter(loader_of(data, "spawn")) if is_ours else Batches(torchs))
 
 
+class Signalled(Dataset):
+    """Each worker gets what a terminal or a scheduler sends to all processes."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        for number in (signal.SIGINT, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        return index
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_workers_that_are_not_forked_ignore_what_is_sent_to_all_processes(is_ours: bool) -> None:
+    torchs = DataLoader(Signalled(), 3, num_workers=1, multiprocessing_context="spawn")
+    (batch,) = loader_of(Signalled(), "spawn") if is_ours else islice(Batches(torchs), 1)
+    assert batch.tolist() == [0, 1, 2]
+
+
 class Broken(Dataset):
     """Sample 7 is what ``make`` returns or raises."""
 
@@ -419,6 +440,7 @@ def test_what_a_worker_of_an_evaluated_stream_cannot_send_is_an_error(make):
         list(batches_of_rank(loader))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_loader_of_the_users_own_is_read_as_before():
     loader = of_torch(Broken(lambda: {"x": torch.ones(2), "other": 1}))
     assert [batch["other"] for batch in opened(loader)] == [batch["other"] for batch in loader]

@@ -285,6 +285,7 @@ def error_of(loader):
 
 
 @pytest.mark.parametrize("index", [2, 10])
+@pytest.mark.usefixtures("forked_workers")
 def test_the_sample_that_failed_in_a_worker_is_named(index):
     sampler = CyclicSampler(range(12), 3, consumed_samples=36)
     start = time.perf_counter()
@@ -313,6 +314,7 @@ def test_a_sample_that_fails_alone_or_in_a_batch_is_named():
         take(train_loader(failing(7, StopIteration()), sampler=CyclicSampler(range(12), 3)), 4)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_batch_that_cannot_be_made_names_its_samples():
     def refuses(samples):
         raise KeyError("no")
@@ -330,6 +332,7 @@ def test_a_batch_that_cannot_be_made_names_its_samples():
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
+@pytest.mark.usefixtures("forked_workers")
 def test_a_missing_return_and_a_wrong_collate_function_are_named(num_workers):
     def check(samples, collate_fn, kind, fact):
         loader = train_loader(

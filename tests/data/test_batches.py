@@ -244,6 +244,7 @@ class Iterated:
 @pytest.mark.exhaustive(every=3)
 @pytest.mark.parametrize("done", [2, 6, 8, 12])
 @pytest.mark.parametrize("kind", ["generator", "global", "workers", "numpy", "passes", *OWN_GENERATORS])
+@pytest.mark.usefixtures("forked_workers")
 def test_the_order_of_a_users_loader_goes_on_where_its_generators_were(kind: str, done: int) -> None:
     length = {"numpy": None, "passes": 24}.get(kind, 6)
 

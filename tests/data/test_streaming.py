@@ -218,6 +218,7 @@ def test_an_error_of_the_stream_is_raised(num_workers: int) -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 2}, {"shuffle_buffer": 5}])
 @pytest.mark.parametrize("kind", ["in order", "shuffled", "mixed"])
+@pytest.mark.usefixtures("forked_workers")
 def test_streams_of_the_package_datasets(settings: dict[str, Any], kind: str) -> None:
     datasets = pytest.importorskip("datasets")
 

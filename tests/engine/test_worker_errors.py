@@ -47,6 +47,7 @@ IN_STREAM = r"batch\['labels'\]\[1\] of batch 1 \(the samples 0 to 1\) of Stream
 
 
 @pytest.mark.parametrize(("kind", "place"), [("train", PLACE), ("loader", PLACE), ("stream", IN_STREAM)])
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_of_the_python_api_ends_with_an_error(tmp_path: Path, kind: str, place: str) -> None:
     config = quiet(tmp_path, num_epochs=1, batch_size=2, dataloader_num_workers=int(kind == "stream"), metrics=None)
     data: dict[str, Any] = {
@@ -60,6 +61,7 @@ def test_a_run_of_the_python_api_ends_with_an_error(tmp_path: Path, kind: str, p
 
 
 @pytest.mark.parametrize(("kind", "place"), [("train", PLACE), ("loader", PLACE), ("stream", IN_STREAM)])
+@pytest.mark.usefixtures("forked_workers")
 def test_a_run_of_a_config_file_ends_with_an_error(tmp_path: Path, kind: str, place: str) -> None:
     cfg = file_config(tmp_path, Classifier, points, train_iter=4, train_micro_batch_size=2, test_micro_batch_size=2)
     loader = LazyCall(of_torch)()
@@ -77,6 +79,7 @@ def leaving(index: int) -> torch.Tensor:
     return sys.exit("no licence") if index == 5 else torch.full((4,), float(index))
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_worker_that_leaves_is_the_error_also_where_its_last_tensors_cannot_be_received(tmp_path: Path) -> None:
     config = quiet(tmp_path, num_epochs=1, batch_size=2, dataloader_num_workers=1, metrics=None)
     data = Samples(inputs=leaving, labels=lambda index: index % 2, length=8)

@@ -79,6 +79,7 @@ EXPECTED = sorted(range(LENGTH), key=lambda index: (-loss_of(index), index))[:6]
 
 @pytest.mark.parametrize("model", [Identity(), Regression()])
 @pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.usefixtures("forked_workers")
 def test_the_losses_and_indices_are_exact(model: nn.Module, num_workers: int) -> None:
     for loader in (
         build_image_test_loader(dataset=[known()], test_batch_size=4, num_workers=num_workers),

@@ -317,6 +317,7 @@ class ForkingData(torch.utils.data.Dataset[Any]):
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @pytest.mark.parametrize("is_own", [False, True])
+@pytest.mark.usefixtures("forked_workers")
 def test_workers_of_a_loader_ignore_what_a_terminal_sends_to_all_and_their_children_do_not(is_own: bool) -> None:
     read: list[int] = []
     kind = BatchLoader if is_own else torch.utils.data.DataLoader

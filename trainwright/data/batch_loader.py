@@ -554,6 +554,9 @@ def _workers_report(loader: DataLoader[Any]) -> Iterator[None]:
 def _init_user_worker(worker_id: int, *, user_init: Callable[[int], Any] | None, consecutive: int | None) -> None:
     global _consecutive
     _consecutive = consecutive
+    # One that is not forked has not inherited the trainer's handlers. SIGTERM is left to torch: multiprocessing ends
+    # workers with it at the exit of a program; those of our loaders have ended before.
+    _ignore_signals("SIGUSR1")
     _report_unsent()
     if user_init is not None:
         user_init(worker_id)
@@ -655,7 +658,7 @@ def can_pin_memory() -> bool:
 
 def init_worker(worker_id: int, *, seed: int, rank: int, user_init: Callable[[int], Any] | None) -> None:
     """Initialize a worker of a loader. ``user_init(worker_id)`` is called last."""
-    _ignore_signals()
+    _ignore_signals("SIGTERM", "SIGUSR1")
     _report_unsent()
     seed_everything(mixed_seed(seed, WORKER_STREAM, rank, worker_id))
     info = get_worker_info()
@@ -680,14 +683,14 @@ def _end_without_trainer() -> None:
         os._exit(1)
 
 
-def _ignore_signals() -> None:
-    """Ignore signals in a worker: the training process decides when to stop.
+def _ignore_signals(*names: str) -> None:
+    """Ignore SIGINT and the signals with these names in a worker: the training process decides when to stop.
 
     A terminal sends Ctrl-C, and a scheduler SIGTERM, to all processes. The training process continues to the end of
     its step or evaluation, saves, and needs its workers until then. Torch's workers end when that process ends.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for name in ("SIGTERM", "SIGUSR1"):
+    for name in names:
         if hasattr(signal, name):  # not SIG_IGN, which programs started by a data set would inherit
             set_handler(getattr(signal, name), _ignore)
 

@@ -1,6 +1,7 @@
 """Settings in files: what is written comes back; places and names are checked with the values, in one message."""
 
 import copy
+import inspect
 import random
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,7 @@ def test_values_of_every_field_are_tried_here() -> None:
 @pytest.mark.exhaustive(every=12)
 @pytest.mark.parametrize("name", VALUES)
 def test_a_value_of_any_field_comes_back(name: str, tmp_path: Path) -> None:
-    has_own_default = name in vars(TrainerConfig)["__annotations__"]  # the other fields are those of TrainingConfig
+    has_own_default = name in inspect.get_annotations(TrainerConfig)  # the other fields are those of TrainingConfig
     for value in VALUES[name]:
         assert_it_comes_back(TrainingConfig(**{name: value}), tmp_path)
         if has_own_default:
