@@ -40,8 +40,8 @@ class Numbered(Dataset):
 def by_objects(folder: Path, **layout: Any) -> Trainer:
     torch.manual_seed(3)
     config = TrainingConfig(
-        output_dir=str(folder), num_epochs=4, batch_size=4, gradient_accumulation_steps=2, learning_rate=0.05,
-        max_grad_norm=1.0, tensorboard=None, progress_bar=False, seed=1, **layout,
+        output_dir=str(folder), batch_size=4, gradient_accumulation_steps=2, learning_rate=0.05,
+        max_grad_norm=1.0, tensorboard=None, progress_bar=False, seed=1, **{"num_epochs": 4, **layout},
     )  # fmt: skip
     model = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 3))
     return Trainer(model, config, Numbered(), TensorDataset(INPUTS[:8], LABELS[:8]))
@@ -158,6 +158,9 @@ def test_what_cannot_be_replayed_is_refused(runs: dict[str, tuple[Path, list[int
     for step in (0, 25):
         with pytest.raises(ConfigError, match=f"got step {step}; the run has the updates 1 to 24"):
             trainer.replay(step)
+    for step in (14, 20):  # of a run that was longer than these settings
+        with pytest.raises(ConfigError, match=f"got step {step}; the run has the updates 1 to 12"):
+            by_objects(folder, num_epochs=2).replay(step)
     trainer.replay(2)
     with pytest.raises(ConfigError, match="has trained already"):
         trainer.replay(2)

@@ -15,6 +15,7 @@ from tests.ranks import on_ranks
 from tests.toys import Samples, assert_equal_weights, pairs, pairs_net, quiet
 from trainwright import Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError
+from trainwright.hooks import Callback
 
 # B batch, F features, C classes.
 PAIRS = pairs()
@@ -467,3 +468,15 @@ def test_a_loop_of_the_programs_own_ends_where_the_training_does_and_follows_its
     assert all(map(torch.equal, trainer.model.state_dict().values(), whole.model.state_dict().values()))
     trainer.train()
     assert trainer.inner_training_loop(1)["loss"] > 0  # nothing is left
+
+
+def test_a_loop_of_the_programs_own_evaluates_once_for_each_epoch(tmp_path: Path) -> None:
+    class Counted(Callback):
+        def on_eval_end(self, logs: Any) -> None:
+            evaluated.append(self.trainer.state.global_step)
+
+    evaluated: list[int] = []
+    trainer = Trainer(pairs_net(), config(tmp_path, num_epochs=3), PAIRS, PAIRS, callbacks=[Counted()])
+    for epoch in (1, 2, 3):
+        trainer.inner_training_loop(epoch)
+    assert evaluated == [7, 14, 21]

@@ -338,6 +338,9 @@ class Run:
     def set_position(self) -> None:
         """Start the training data behind the iterations of a loaded checkpoint."""
 
+    def use_loaded_plan(self) -> None:
+        """Plan the training as a loaded checkpoint does, whose epochs may have had other lengths."""
+
     def predict(
         self,
         read_batches: Callable[[], Iterable[Any]],

@@ -92,6 +92,7 @@ def replay(run: Run, step: int, *, stops: bool = False) -> Replay:
     with _without_effects(run):
         if checkpoint is not None:
             run.checkpointer.load(checkpoint)
+            run.use_loaded_plan()
             run.set_position()
         losses = [] if table is None else table[table[:, 0] == step - 1, 1].tolist()
         found = Replay(step, "" if checkpoint is None else checkpoint.name, recorded_loss=next(reversed(losses), None))
@@ -138,7 +139,7 @@ def nearest_checkpoint(folder: Path, step: int) -> Path | None:
 
 def _check(run: Run, step: int, *, last: int) -> None:
     if not 1 <= step <= last:
-        raise ConfigError(f"replay: got step {step}; the run has the updates 1 to {last}.")
+        raise _no_such_update(step, last)
     if run.trainer.has_trained:
         raise ConfigError("replay: this trainer has trained already; call it on a new one, in place of train().")
     check_formats(run.folder.path / RECORD_NAME)
@@ -148,6 +149,10 @@ def _check(run: Run, step: int, *, last: int) -> None:
             f"replay: the run had {starts[-1]['processes']} processes, this one has {get_world_size()}; bits are equal"
             f" for the same number only. Start the replay with `trainwright launch -n {starts[-1]['processes']}`."
         )
+
+
+def _no_such_update(step: int, last: int) -> ConfigError:
+    return ConfigError(f"replay: got step {step}; the run has the updates 1 to {last}.")
 
 
 def _run(run: Run, found: Replay, *, stops: bool) -> None:
@@ -194,6 +199,8 @@ def _run(run: Run, found: Replay, *, stops: bool) -> None:
         run.storage.reduce()
         value = run.storage.latest().get(LOSS)
         found.loss = None if value is None else value[0]
+    if trainer.iterations_done < found.step and not found.error:  # these settings end before
+        raise _no_such_update(found.step, trainer.max_iter)
 
 
 def _join_processes(found: Replay) -> None:

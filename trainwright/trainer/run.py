@@ -400,9 +400,8 @@ class PythonRun(TrainerRun):
         data = next(iter(loaders.each(self.train_dataset if self.eval_dataset is None else self.eval_dataset)))
         return loaders.batches_of_rank(self.evaluation.loader_of(data) if loaders.is_dataset(data) else data)
 
-    def set_position(self) -> None:
-        self.use_plan(self.state.plan)  # of a checkpoint that was loaded: its epochs have had other lengths
-        super().set_position()
+    def use_loaded_plan(self) -> None:
+        self.use_plan(self.state.plan)
 
     def position_of(self, update: int) -> tuple[int, int] | None:
         sampler, plan = getattr(self.batches.loader, "batch_sampler", None), self.state.plan
