@@ -437,12 +437,48 @@ def test_what_other_libraries_set_to_end_a_training_is_answered(caplog: pytest.L
             self.should_stop = epochs > 3
             self.trainercontrol.should_training_stop = self.should_stop
 
-    CallbackList([Own(), OwnFlag()])
+    class Stops(Callback):
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            self.trainer.model.should_stop = True
+            self.trainer.stop("enough")
+
+    class OfHelper(Callback):
+        def __init__(self, rule: Any) -> None:
+            self.rule, self.stop_training = rule, False
+
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            self.rule.should_stop = self.stop_training = epochs > 3
+
+    class Asks(OfHelper):
+        def on_epoch_end(self, epochs: int, logs: Any) -> None:
+            if self.rule.should_stop(epochs):
+                raise KeyboardInterrupt
+
+    class Reads(Mine):
+        def on_train_end(self, logs: Any) -> None:
+            assert self.model.stop_training
+
+    class Hook(HookBase):
+        def after_step(self) -> None:
+            self.trainer.should_stop = self.trainer.iter > 3  # type: ignore[attr-defined]
+
+    class OwnHook(HookBase):
+        def before_train(self) -> None:
+            self.should_stop = False
+
+    CallbackList([Own(), OwnFlag(), Stops(), OfHelper(None), Asks(None), Reads()])
+    TrainerBase().register_hooks([OwnHook()])
     assert not caplog.messages
     CallbackList([Mine(), OfLightning()])
+    TrainerBase().register_hooks([Hook()])
+    callback, hook = "self.trainercontrol.should_training_stop = True", "self.trainer.stop(reason)"
     assert caplog.messages == [
-        f"{used}, which has no effect on the training. Here it is self.trainercontrol.should_training_stop = True."
-        for used in ("Mine uses stop_training", "OfLightning uses should_stop")
+        f"{what}, which has no effect on the training. Here it is {here}."
+        for what, here in (
+            ("Mine sets stop_training", callback),
+            ("OfLightning sets should_stop", callback),
+            ("Hook sets should_stop", hook),
+        )
     ]
     control = TrainerControl()
     for name in ("should_stop", "stop_training"):

@@ -383,10 +383,8 @@ METHODS = {
     "forward": "that of the model; compute_loss(model, inputs) of the trainer computes the loss",
 }
 
-# What callbacks of other libraries set to end a training.
-FLAGS = dict.fromkeys(
-    ("stop_training", "_stop_training", "should_stop"), "self.trainercontrol.should_training_stop = True"
-)
+# What callbacks of other libraries set to end a training, on their trainer or model.
+FLAGS = ("stop_training", "_stop_training", "should_stop")
 
 # Methods of callbacks, by those that other libraries have at the same moment.
 CALLBACK_METHODS = {

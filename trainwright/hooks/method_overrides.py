@@ -1,8 +1,9 @@
 """Which methods of an object the user has overridden, compared by identity."""
 
+import dis
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from inspect import getattr_static, isfunction, signature
@@ -61,10 +62,13 @@ def check_methods(
     own = [name for name in _methods_of_own(kind) if name in others and name not in here and not _is_used(kind, name)]
     for name in own:
         logger.warning("%s.%s is never called. Here it is %s.", kind.__name__, name, others[name])
-    for name, flag in foreign_names.FLAGS.items():
-        is_own = hasattr(kind, name) or _is_used(kind, "should_training_stop")  # a flag of the user's, which they apply
-        if _is_used(kind, name) and not is_own:
-            logger.warning("%s uses %s, which has no effect on the training. Here it is %s.", kind.__name__, name, flag)
+    stops = any(_is_used(kind, name) for name in ("stop", "should_training_stop"))
+    for name in () if stops else foreign_names.FLAGS:
+        if _is_set_only(kind, name):
+            logger.warning(
+                "%s sets %s, which has no effect on the training. Here it is %s.", kind.__name__, name,
+                "self.trainer.stop(reason)" if what == "hooks" else "self.trainercontrol.should_training_stop = True",
+            )  # fmt: skip
     for name, meant in _misspelt(kind, moments):
         if name not in {*own, *known}:
             logger.warning("%s.%s is never called: %s have %s.", kind.__name__, name, what, meant)
@@ -128,14 +132,30 @@ def _code_of(member: Any) -> CodeType | None:
 
 def _is_used(kind: type, name: str) -> bool:
     """Whether code of the user's classes has the name of the method."""
+    return any(name in code.co_names for code in _codes_of(kind))
+
+
+def _codes_of(kind: type) -> Iterator[CodeType]:
+    """The code of the user's classes, with the functions in it."""
     classes = [each for each in kind.__mro__ if not _is_ours(each)]
     codes = [code for each in classes for one in vars(each).values() if (code := _code_of(one)) is not None]
     while codes:
         code = codes.pop()
-        if name in code.co_names:
-            return True
+        yield code
         codes += [constant for constant in code.co_consts if isinstance(constant, CodeType)]
-    return False
+
+
+def _is_set_only(kind: type, name: str) -> bool:
+    """Whether code of the user's classes sets this attribute of a trainer or a model, and never reads the name."""
+    is_set = False
+    for code in _codes_of(kind):
+        before = None
+        for step in dis.get_instructions(code) if name in code.co_names else ():
+            if step.argval == name and step.opname != "STORE_ATTR":
+                return False
+            is_set |= step.argval == name and before in ("trainer", "model")
+            before = step.argval
+    return is_set
 
 
 def check_arguments(owner: object, names: Iterable[str]) -> None:
