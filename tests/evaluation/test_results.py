@@ -1,6 +1,7 @@
 """Both APIs compute the mean loss, its parts and metrics by the same code, on any number of ranks."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from tests.toys import file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.dist import get_rank
 from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.config.training.metric_config import MetricConfig
 from trainwright.data import ColumnDataset, build_image_test_loader
 from trainwright.evaluation import (
     ClsEvaluator,
@@ -359,6 +361,41 @@ def test_a_list_of_metrics_chooses_the_best_checkpoint(tmp_path: Path) -> None:
     results = trainer.train()
     assert trainer.best_checkpoint is not None
     assert results["samples"] == len(every_label())
+
+
+class Quantile:
+    def __call__(self, predictions: Tensor, labels: Tensor) -> dict[str, float]:
+        return {"median": float(predictions.median())}
+
+
+def scaled(predictions: Tensor, labels: Tensor, *, factor: float) -> dict[str, float]:
+    return {"scaled": factor * float(predictions.max())}
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_callable_objects_are_functions_in_a_list_too(tmp_path: Path, in_dict: bool) -> None:
+    objects: Any = {"one": partial(scaled, factor=2.0), "two": Quantile(), "three": largest}
+    found = by_objects(tmp_path, objects if in_dict else [*objects.values()]).evaluate()
+    assert ({"one", "two", "three/samples"} if in_dict else {"scaled", "median", "samples"}) <= set(found)
+    for wrong in (nn.Linear(2, 2), LazyCall(Quantile)(), LazyCall(Quantile), Quantile, {"_target_": "a.b"}):
+        with pytest.raises(ConfigTypeError, match=r"Trainer\.metrics_handler"):
+            by_objects(tmp_path, [largest, wrong])
+
+
+@pytest.mark.parametrize("in_dict", [False, True])
+def test_a_handler_in_a_list_has_the_trainer_and_its_objective(
+    tmp_path: Path, in_dict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Steps(MetricsHandler):
+        def compute_metrics(self, predictions: Any, labels: Any, **batch: Any) -> dict[str, float]:
+            return {"steps": float(self.trainer.state.global_step)}
+
+    by_name = TorchMetricsHandler([MetricConfig("Accuracy", objective="minimize")])
+    handlers: Any = {"own": Steps(), "right": by_name} if in_dict else [Steps(), by_name]
+    best = {"metric_for_best_model": "right" if in_dict else "accuracy", "save_enabled": True}
+    trainer = by_objects(tmp_path, handlers, test=every_label, **best)
+    assert trainer.train()["own" if in_dict else "steps"] == 4
+    assert "so far (lower is better)" in caplog.text
 
 
 def test_a_name_in_a_list_of_metrics_is_answered_with_what_computes_it(tmp_path: Path) -> None:

@@ -1,13 +1,12 @@
 """Metrics of torchmetrics and metrics handlers as evaluators, and evaluators as metrics handlers."""
 
 from collections.abc import Mapping
-from inspect import isroutine
 from typing import Any
 
 from torch import nn
 
 from trainwright.base.errors import ConfigTypeError
-from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, required
+from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, required, single_evaluators
 from trainwright.models.outputs import predictions_of
 from trainwright.models.targets import target_of
 
@@ -43,6 +42,13 @@ class MetricEvaluator(DatasetEvaluator):
         known = getattr(self.metric, "known_results", lambda: None)()
         return None if known is None else [*with_name(dict.fromkeys(known), self.name)]
 
+    def objective_of(self, key: str) -> str | None:
+        """The direction of the result ``key``; None if the metric does not define it."""
+        known = dict.fromkeys(getattr(self.metric, "known_results", lambda: None)() or ())
+        own_key = dict(zip(with_name(known, self.name), known, strict=True)).get(key, key)
+        objective: str | None = getattr(self.metric, "objective_of", lambda key: None)(own_key)
+        return objective
+
 
 class EvaluatorHandler:
     """An evaluator as a metrics handler. An evaluation gives the evaluator the complete inputs and outputs."""
@@ -66,6 +72,13 @@ class EvaluatorHandler:
 
     def known_results(self) -> list[str] | None:
         return self.evaluator.known_results()
+
+    def metric_evaluators(self) -> list[MetricEvaluator]:
+        """Those of the metrics and handlers in a list or dict."""
+        return [one for one in single_evaluators(self.evaluator) if isinstance(one, MetricEvaluator)]
+
+    def objective_of(self, key: str) -> str | None:
+        return next(filter(None, (one.objective_of(key) for one in self.metric_evaluators())), None)
 
 
 def handler_of(given: Any) -> Any:
@@ -105,7 +118,10 @@ def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
         return DatasetEvaluators([evaluator_of(one, where) for one in given])
     if isinstance(given, DatasetEvaluator):
         return given
-    is_metric = isroutine(given) or (hasattr(given, "compute") and hasattr(given, "update"))
+    from trainwright.config import LazyCall  # here: loads omegaconf
+
+    is_function = callable(given) and not isinstance(given, nn.Module | Mapping | LazyCall)
+    is_metric = is_function or (hasattr(given, "compute") and hasattr(given, "update"))
     if isinstance(given, type) or not is_metric:
         raise ConfigTypeError(
             f"{where}: got {type(given).__name__}; it must be a DatasetEvaluator, a metric of torchmetrics, a metrics"

@@ -62,11 +62,13 @@ def given_handler(given: Given, spec: RunSpec, trainer: RunMethods) -> Any:
     """The handler that the user has passed or configured, so that errors in it are raised now; None: the default."""
     if given.metrics_handler is None:
         return build_metrics_handler(spec, trainer) if spec.is_set("metrics") or spec.task is not None else None
-    from trainwright.evaluation.adapters import handler_of
+    from trainwright.evaluation.adapters import EvaluatorHandler, handler_of
 
     handler = handler_of(given.metrics_handler)
-    if getattr(handler, "trainer", trainer) is None:
-        handler.trainer = weakref.proxy(trainer)
+    inner = handler.metric_evaluators() if isinstance(handler, EvaluatorHandler) else ()
+    for one in (handler, *(evaluator.metric for evaluator in inner)):
+        if getattr(one, "trainer", trainer) is None:
+            one.trainer = weakref.proxy(trainer)
     return handler
 
 
