@@ -18,8 +18,8 @@ from trainwright.data import (
     build_image_train_loader,
     collate,
 )
-from trainwright.data.batch_loader import make_loader
-from trainwright.data.sampler import EpochSampler
+from trainwright.data.batch_loader import BatchReader, make_loader
+from trainwright.data.sampler import EpochSampler, SampleIndices
 from trainwright.data.seeding import read_state
 
 DRAWS = {
@@ -402,3 +402,41 @@ def test_a_whole_batch_that_nobody_leaves_as_it_is() -> None:
         next(iter(build_image_train_loader(Whole(), 2, num_workers=0)[0]))
     loader, _, _ = build_image_train_loader(Whole(), 2, num_workers=0, collate_fn=lambda batch: batch)
     assert next(iter(loader))["x"].shape == (2, 2)
+
+
+class Measured(Dataset):
+    """Counts the calls of ``__len__``."""
+
+    def __init__(self):
+        self.calls, self.epochs = 0, []
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
+
+    def __len__(self):
+        self.calls += 1
+        return 12
+
+    def __getitem__(self, index):
+        return index
+
+
+def test_the_length_is_asked_once_for_each_epoch():
+    data = Measured()
+    reader = BatchReader(data, collate, seed=0)
+    for batch in islice(CyclicSampler(range(12), 3), 12):
+        reader.__getitems__(batch)
+    assert (data.epochs, data.calls) == ([0, 1, 2], 2)  # not in the first one
+
+
+class ByName(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitems__(self, names):
+        return [{3: 0, "b": 1}[name] for name in names]
+
+
+def test_names_of_samples_are_not_compared():
+    indices = SampleIndices([3, "b"], epoch=1, position=0, epoch_length=2)
+    assert BatchReader(ByName(), collate, seed=0).__getitems__(indices).tolist() == [0, 1]

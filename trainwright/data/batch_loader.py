@@ -72,6 +72,7 @@ class BatchReader:
         self._key = stream_key(seed, SAMPLE_STREAM)
         self.epoch: int | None = None  # what set_epoch of the data set was called with
         self._epoch_setters = epoch_setters(dataset)
+        self._length = 0  # of the data set after set_epoch; 0: not asked
         # None: samples are read, or what __getitems__ gives
         self.pick = None if self._epoch_setters else batch_picker(dataset, collate_fn)
         self._reads_batches = _reads_batches(dataset)
@@ -144,13 +145,18 @@ class BatchReader:
         the data set does not have there are read in the epoch that ends.
         """
         self.set_epoch(epoch := indices.epoch_of(number))
-        if self._epoch_setters and indices.epoch_length and epoch and index >= len(self.dataset):
+        if self._epoch_setters and indices.epoch_length and epoch and self._is_missing(index):
             self.set_epoch(epoch - 1)
+
+    def _is_missing(self, index: int) -> bool:
+        if index >= self._length:  # not for each sample: a length may be expensive
+            self._length = len(self.dataset)
+        return index >= self._length
 
     def set_epoch(self, epoch: int) -> None:
         """Pass the epoch to the data set. What it draws there is the same in each worker."""
         if epoch != self.epoch and self._epoch_setters:
-            self.epoch = epoch
+            self.epoch, self._length = epoch, 0
             with kept_generators():
                 seed_generators(self._key, f"epoch:{epoch}")
                 for set_epoch in self._epoch_setters:
@@ -166,7 +172,8 @@ class BatchReader:
             self._draws = True
 
     def _fetched(self, indices: SampleIndices) -> Any:
-        self._set_epoch_of(indices, 0, max(indices) if indices.epoch_length else 0)
+        if self._epoch_setters:
+            self._set_epoch_of(indices, 0, max(indices) if indices.epoch_length else 0)
         try:
             samples = self.dataset.__getitems__(indices)
         except Exception as error:
