@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.ranks import on_ranks
-from trainwright.base.dist import TIED_COPY
+from trainwright.base.dist import TIED_COPY, get_rank
 from trainwright.base.errors import ConfigError
 from trainwright.models import GPTTextGeneration, GPTTextGenerationConfig
 from trainwright.optim.clip import clip_by_norm
@@ -253,3 +253,17 @@ def test_an_optimizer_must_update_the_copies_alike() -> None:
     for message in on_ranks(messages_about, (0.0, 0.1)):
         assert message.startswith("token_embedding.weight and head.weight are one weight on several pipeline stages")
         assert "groups differ in weight_decay" in message
+
+
+def clip_a_stage() -> tuple[torch.dtype, float, float]:
+    use_layout(Layout(pipeline=2), "cpu")
+    weight = nn.Parameter(torch.ones(3, dtype=(torch.float32, torch.float64)[get_rank()]))
+    weight.grad = torch.full_like(weight, 0.7)
+    norm = clip_by_norm([weight], 0.1)
+    return norm.dtype, norm.item(), weight.grad[0].item()
+
+
+def test_stages_of_different_types_are_clipped_by_the_same_norm() -> None:
+    (dtype, norm, gradient), (other_dtype, other_norm, other_gradient) = on_ranks(clip_a_stage)
+    assert (dtype, norm) == (other_dtype, other_norm)
+    assert gradient == pytest.approx(other_gradient, rel=1e-7)

@@ -14,7 +14,13 @@ from torch.optim import Optimizer
 
 from trainwright._torch_compat.norm_warning import silence_norm_warning
 from trainwright.base.devices import wide_dtype
-from trainwright.base.dist import TIED_COPY, gather_over_pipeline, mesh_in_use, reduce_over_pipeline
+from trainwright.base.dist import (
+    TIED_COPY,
+    gather_over_pipeline,
+    get_pipeline_parallel_size,
+    mesh_in_use,
+    reduce_over_pipeline,
+)
 from trainwright.base.errors import ConfigError
 from trainwright.optim.named import each_optimizer, parameters_of
 
@@ -121,7 +127,9 @@ def total_norm(params: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         norm: Any = torch.nn.utils.get_total_norm([p.grad for p in same if p.grad is not None], norm_type)
         norms.append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).to(device))
     is_max, dtype = math.isinf(norm_type), reduce(torch.promote_types, (norm.dtype for norm in norms))
-    values = torch.stack([norm.to(wide) for norm in norms])  # stages may have parameters of different types
+    if get_pipeline_parallel_size() > 1:
+        dtype = wide  # stages may have parameters of different types, and clip by the same norm
+    values = torch.stack([norm.to(wide) for norm in norms])
     power = values.amax() if is_max else values.pow(norm_type).sum()
     reduce_over_pipeline(power, is_max=is_max)
     return (power if is_max else power.pow(1 / norm_type)).to(dtype)
