@@ -194,17 +194,31 @@ class LossOfKeras(nn.Module):
         return nn.functional.cross_entropy(labels, logits)  # as it is called
 
 
-def test_a_function_that_takes_the_labels_first_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+class NotEvaluated:
+    """As a function of Python 3.14 with an annotation that is imported for type checkers alone."""
+
+    @property
+    def __signature__(self) -> Any:
+        raise NameError("name 'Tensor' is not defined")
+
+    def __call__(self, predictions: Any, labels: Any) -> Any:
+        return {"mse": mse(labels, predictions)}
+
+
+def test_a_function_that_takes_the_labels_first_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data, given = TensorDataset(INPUTS, INPUTS[:, :1]), settings(output_dir=tmp_path, metrics=None)
-    Trainer(nn.Linear(4, 1), given, data, data, loss=mse, metrics_handler=lambda p, t: {"mse": mse(t, p)}).train()
-    assert [text for text in caplog.messages if "is called with" in text] == [
-        "Trainer.loss: mse(y_true, y_pred) is called with (output, target), in this order: exchange its parameters."
-    ]
-    caplog.clear()
-    Trainer(nn.Linear(4, 3), settings(output_dir=tmp_path), DATA, loss=LossOfKeras(), metrics_handler=mse)
-    assert [text.partition(" is called")[0] for text in caplog.messages if "is called with" in text] == [
-        "metrics_handler: mse(y_true, y_pred)",
-        "Trainer.loss: LossOfKeras(labels, logits)",
+    with caplog.at_level("INFO", "trainwright"):
+        Trainer(nn.Linear(4, 1), given, data, data, loss=mse, metrics_handler=NotEvaluated()).train()
+        Trainer(nn.Linear(4, 3), settings(output_dir=tmp_path), DATA, loss=LossOfKeras(), metrics_handler=mse)
+    found = [(one.levelname, one.getMessage()) for one in caplog.records if "is called with" in one.getMessage()]
+    assert found[0] == (
+        "INFO",
+        "Trainer.loss: mse(y_true, y_pred) is called with (output, target), in this order; if the order matters,"
+        " exchange its parameters.",
+    )
+    assert [(level, text.partition(" is called")[0]) for level, text in found[1:]] == [
+        ("INFO", "metrics_handler: mse(y_true, y_pred)"),
+        ("WARNING", "Trainer.loss: LossOfKeras(labels, logits)"),
     ]
 
 
@@ -223,11 +237,20 @@ def test_a_sigmoid_before_a_loss_that_applies_one_is_a_warning(
     assert caplog.text.count("or set loss='BCELoss'") == (ends == "sigmoid")
 
 
+class Longer(TensorDataset):
+    def set_epoch(self, epoch: int) -> None: ...
+
+
 def test_an_accumulation_over_more_than_an_epoch_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trained(tmp_path / "4", gradient_accumulation_steps=4)
     trained(tmp_path / "limited", gradient_accumulation_steps=4, limit_train_batches=1)
     assert "so none has more" not in caplog.text
-    assert trained(tmp_path / "5", num_epochs=2, gradient_accumulation_steps=5).iterations_done == 2
+    trained(tmp_path / "longer", data=Longer(INPUTS, LABELS), gradient_accumulation_steps=5)
+    assert "so none has more" not in caplog.text
+    trainer = trained(tmp_path / "5", num_epochs=2, gradient_accumulation_steps=5)
+    assert trainer.iterations_done == 2
+    trainer.config.num_epochs = 3
+    trainer.inner_training_loop(3)
     assert caplog.text.count("gradient_accumulation_steps: got 5, and an epoch has 4 batches") == 1
 
 

@@ -122,18 +122,22 @@ def parameter_names(function: Callable[..., Any]) -> Collection[str] | None:
 
 _LABEL_NAME = re.compile(r"y|(y_)?(true|targets?|labels?|gt|ground_truth|references?)|label_ids")
 _PREDICTION_NAME = re.compile(r"(y_)?(preds?|predictions?|predicted|hat|outputs?|logits|scores?|probs?)")
+# Of functions in which the order matters; it does not in a mean squared error.
+_ORDERED = re.compile(r"entropy|bce|nll|kl_|focal|logit|score|prob|precision|recall|accuracy")
 
 
 def warn_of_order(where: str, function: Callable[..., Any], order: str) -> None:
-    """Warn of a function whose parameters are named as in Keras and scikit-learn: the labels before the predictions."""
+    """Log a function whose parameters are named as in Keras and scikit-learn: the labels before the predictions."""
     try:
         names = [*inspect.signature(getattr(function, "forward", function)).parameters][:2]
-    except (TypeError, ValueError):  # not a function, or one written in C
+    except Exception:  # not a function, one written in C, or one with annotations that cannot be evaluated
         return
     if len(names) == 2 and _LABEL_NAME.fullmatch(names[0]) and _PREDICTION_NAME.fullmatch(names[1]):
-        logger.warning(
-            "%s: %s(%s) is called with (%s), in this order: exchange its parameters.",
-            where, getattr(function, "__name__", type(function).__name__), ", ".join(names), order,
+        name = getattr(function, "__name__", type(function).__name__)
+        level = logging.WARNING if _ORDERED.search(f"{name} {names[1]}".lower()) else logging.INFO
+        logger.log(
+            level, "%s: %s(%s) is called with (%s), in this order; if the order matters, exchange its parameters.",
+            where, name, ", ".join(names), order,
         )  # fmt: skip
 
 

@@ -447,14 +447,11 @@ class Batches(Iterator[Any]):
         ``skipped``: the batches of the epoch before the position.
         """
         loader = source_of(self.loader)
-        sampler, batch_sampler = getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)
-        parts = {id(one): one for one in (sampler, batch_sampler, getattr(batch_sampler, "sampler", None))}
-        setters = [getattr(one, "set_epoch", None) for one in parts.values()]
-        of_data = epoch_setters(getattr(loader, "dataset", None))
+        batch_sampler, (setters, of_data) = getattr(loader, "batch_sampler", None), loader_epoch_setters(loader)
         if isinstance(loader, BatchLoader):
             loader.begin_epoch(epoch, restarts=self.may_change())
             of_data = []  # it calls them itself
-        for set_epoch in filter(None, [*setters, *of_data]):
+        for set_epoch in [*setters, *of_data]:
             set_epoch(epoch)
         if isinstance(batch_sampler, EpochSampler) and self.length is not None and isinstance(loader, BatchLoader):
             before = len(batch_sampler)
@@ -549,6 +546,14 @@ def _compared(name: str, expected: Mapping[str, str], batch: Any) -> Any:
             name,
         )
     return batch
+
+
+def loader_epoch_setters(loader: Any) -> tuple[list[Callable[[int], Any]], list[Callable[[int], Any]]]:
+    """The methods ``set_epoch`` of the samplers of a loader, and of its data set."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    samplers = getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None)
+    setters = [getattr(one, "set_epoch", None) for one in {id(one): one for one in samplers}.values()]
+    return [*filter(None, setters)], epoch_setters(getattr(loader, "dataset", None))
 
 
 def source_of(loader: Any) -> Any:

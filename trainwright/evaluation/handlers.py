@@ -404,7 +404,7 @@ class FunctionHandler(MetricsHandler):
 def _check_signature(function: Callable[..., Any]) -> None:
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # not a function, or one written in C
+    except Exception:  # not a function, one written in C, or one with annotations that cannot be evaluated
         return
     try:
         signature.bind(None, None)

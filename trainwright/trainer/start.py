@@ -23,6 +23,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import POINTER_NAME, checkpoint_folders, is_checkpoint, resume_candidates
 from trainwright.config.spec import RunSpec, spec_of_training_config
 from trainwright.config.windows import Windows
+from trainwright.data.batches import loader_epoch_setters, source_of
 from trainwright.data.sampler import limited
 from trainwright.engine.folder.files import RunFiles
 from trainwright.engine.folder.mirrored import fetch_run, mirror_of
@@ -188,10 +189,11 @@ def plan_of(spec: RunSpec, loader: Any) -> tuple[Any, StepPlan]:
     return loader, plan
 
 
-def warn_of_windows(spec: RunSpec, plan: StepPlan) -> None:
-    """Warn of updates of more batches than an epoch has, unless a setting shortens the epoch."""
+def warn_of_windows(spec: RunSpec, plan: StepPlan, loader: Any) -> None:
+    """Warn of updates of more batches than an epoch has, unless a setting shortens the epoch, or later ones may be
+    longer."""
     is_short = spec.overfit_batches or spec.limit_train_batches or spec.fast_dev_run
-    if plan.windows.largest > plan.steps_per_epoch and not is_short:
+    if plan.windows.largest > plan.steps_per_epoch and not (is_short or any(loader_epoch_setters(source_of(loader)))):
         logger.warning(
             "TrainingConfig.gradient_accumulation_steps: got %d, and an epoch has %d batches: an update ends at the end"
             " of an epoch, so none has more.", plan.windows.largest, plan.steps_per_epoch,

@@ -446,7 +446,8 @@ class Trainer(RunMethods):
         if self.config.is_by_its_page:  # the page documents this list
             logger.log(logging.WARNING if is_main_process() else logging.INFO, "%s", repr(self.config))  # once
         run.scheduling.check(run.schedules())
-        warn_of_windows(run.spec, run.state.plan)
+        if not self.has_trained:
+            warn_of_windows(run.spec, run.state.plan, self.train_dataloader)
         super().before_train()
 
     def _before_first_step(self) -> None:

@@ -257,3 +257,11 @@ def test_scores_of_mixed_precision_are_counted_in_full_precision(dtype: torch.dt
     metric = TMMetrics("Perplexity")
     metric.update(scores, tokens)
     assert float(metric.compute()) == pytest.approx(float(loss.exp()), rel=1e-5)
+
+
+def test_scores_of_classes_for_a_metric_of_numbers_are_answered_with_a_metric_of_classes() -> None:
+    with pytest.raises(EvaluationError, match="of scores of classes use Accuracy"):
+        TMMetrics("MeanSquaredError").update(torch.ones(4, 3), torch.ones(4))
+    with pytest.raises(EvaluationError, match="cannot count") as raised:  # one column has no classes
+        TMMetrics("CosineSimilarity").update(torch.ones(4, 1), torch.ones(4))
+    assert "Accuracy" not in str(raised.value)

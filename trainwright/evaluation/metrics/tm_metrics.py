@@ -284,7 +284,8 @@ class TMMetrics:
             names = ["predictions", "targets", *["more"] * len(inputs)]
             got = " and ".join(f"{name} {shape_and_type(value)}" for name, value in zip(names, inputs, strict=False))
             fix = ""
-            if self._factory.domain == "regression" and [getattr(one, "ndim", 0) for one in inputs] == [2, 1]:
+            are_scores = [getattr(one, "ndim", 0) for one in inputs] == [2, 1] and inputs[0].shape[1] > 1
+            if self._factory.domain == "regression" and are_scores:
                 fix = " It compares numbers, one for each sample; of scores of classes use Accuracy or F1Score."
             raise EvaluationError(f"metric {self.name}: cannot count {got or 'nothing'}: {error}{fix}") from error
 
