@@ -275,6 +275,10 @@ def test_a_script_with_a_trainer_of_its_own_sweeps_too(project: Path, run_python
             "optim.lr=1,2 dataloader.test=[] --sweep --metric grad_normm --direction minimize",
             ["Did you mean 'grad_norm'?", "set dataloader.test and"],
         ),
+        (
+            "optim.lr=1,2 dataloader.test=[] train.overfit_batches=1 --sweep --metric cor",
+            ["which the evaluation does not compute", "Did you mean 'corr'?"],
+        ),
         ("optim.lr=uniform(-1,1) --trials 2 --metric loss", ["optim.lr", "-1.0"]),
         ("optim.lr=glob(*) --sweep", ["optim.lr=glob(*)", "separated by commas"]),
         ("optim.lr=1,2 --jobs 2", ["--jobs", "Add --sweep"]),
@@ -353,6 +357,33 @@ def test_a_sweep_of_a_program_that_passes_its_arguments_on_is_refused(
     with pytest.raises(SystemExit):
         main_of_program(["config.py", "optim.lr=1,2", "--sweep"], trainer_class=DefaultTrainer)
     assert "without argv" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "method", ["build_test_loader", "test", "build_hooks", "train_step", "run_step", "build_model"]
+)
+def test_methods_of_the_users_own_may_give_other_results(
+    method: str, project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = type("Own", (DefaultTrainer,), {method: getattr(DefaultTrainer, method)})
+    command = [
+        "run.py",
+        "--config-file",
+        "config.py",
+        "optim.lr=1,2",
+        "dataloader.test=[]",
+        "--sweep",
+        "--metric",
+        "own",
+    ]
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "net", raising=False)
+    assert main_of_program(trainer_class=own) == 2
+    refused = "and no evaluation is configured" in (error := capsys.readouterr().err)
+    assert refused == (method == "build_model")
+    assert refused or "it is unknown whether higher is better" in error
 
 
 def test_without_optuna_a_search_names_the_command_that_installs_it(

@@ -21,7 +21,7 @@ from trainwright.events.formats import (
     read_starts,
     read_tail,
 )
-from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, state_of
+from trainwright.inspect.report.run_state import CONFIGS, last_written, settings_in, state_of
 
 logger = logging.getLogger("trainwright.inspect.report")
 
@@ -126,9 +126,7 @@ def read_run(path: Path, base: Path) -> Run:
 @functools.lru_cache(maxsize=1000)  # each column and each condition reads the settings
 def settings_of(path: str) -> dict[str, Any]:
     """The settings of a run by their dotted names; those of the Python API also without their categories."""
-    found = dict(flat(read_config(Path(path))))
-    is_python_api = not Path(path, CONFIGS[0]).is_file()
-    return {**{name.partition(".")[2]: value for name, value in found.items() if is_python_api}, **found}
+    return settings_in(Path(path), keeps_categories=True)
 
 
 def _loss(row: dict[str, Any]) -> float | None:

@@ -44,6 +44,7 @@ RECORD = "sweep.json"  # in the folder of the sweep: what its runs have in commo
 FORMAT = 1  # of this file
 _KEPT = ("finished", "running")
 _OF_TRAINING = ("total_loss", "grad_norm", "lr")  # results of a run without evaluations
+_OF_RESULTS = ("build_test_loader", "test", "build_hooks", "train_step", "run_step")  # methods of a trainer
 
 
 class Sweep:
@@ -288,7 +289,8 @@ def _check_options(args: argparse.Namespace) -> None:
 
 def _check_metric(args: argparse.Namespace, base: "DictConfig", trainer_class: "type[DefaultTrainer] | None") -> None:
     """Raise for a ``--metric`` that the configuration does not declare, if it declares the results of a run."""
-    evaluates = bool(base.train.evaluation.enabled and base.get("dataloader", {}).get("test"))
+    has_data = base.get("dataloader", {}).get("test") or base.train.overfit_batches is not None
+    evaluates = bool(base.train.evaluation.enabled and has_data)
     known = _declared_results(base, trainer_class, evaluates=evaluates)
     name = args.metric.rpartition("/")[2]  # without a data set
     key = name.removeprefix("eval_") if evaluates else name
@@ -316,7 +318,7 @@ def _declared_results(
 
     kind = trainer_class or DefaultTrainer
     own = kind.__mro__[: kind.__mro__.index(DefaultTrainer)]
-    if any("test" in vars(one) for one in own):  # the user's method may return others
+    if any(name in vars(one) for one in own for name in _OF_RESULTS):  # the user's method may give others
         return None
     if not evaluates:
         return _OF_TRAINING

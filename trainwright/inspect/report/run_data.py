@@ -25,7 +25,7 @@ from trainwright.events.formats import (
     read_starts,
     read_tail,
 )
-from trainwright.inspect.report.run_state import CONFIGS, flat, last_written, read_config, state_of
+from trainwright.inspect.report.run_state import CONFIGS, last_written, settings_in, state_of
 
 LOSS = "total_loss"
 
@@ -110,10 +110,7 @@ class RunData:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The configuration, by dotted names, without secrets; of the Python API by the names of its settings."""
-        found = dict(flat(read_config(self.folder)))
-        if (self.folder / CONFIGS[0]).is_file():
-            return found
-        return {name.partition(".")[2] or name: value for name, value in found.items()}  # without their categories
+        return settings_in(self.folder)
 
     @cached_property
     def checkpoints(self) -> list[CheckpointReport]:

@@ -50,6 +50,18 @@ def flat(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, tree
 
 
+def settings_in(folder: Path, *, keeps_categories: bool = False) -> dict[str, Any]:
+    """The configuration of a run by dotted names, without secrets; of the Python API by the names of its settings.
+
+    ``keeps_categories``: those also with their categories.
+    """
+    found = dict(flat(read_config(folder)))
+    if (folder / CONFIGS[0]).is_file():
+        return found
+    short = {name.partition(".")[2] or name: value for name, value in found.items()}
+    return {**short, **found} if keeps_categories else short
+
+
 def state_of(folder: Path, starts: list[dict[str, Any]]) -> str:
     """One of `STATES`. A killed run is "interrupted"; one on another machine is running while it writes."""
     last = starts[-1] if starts else {}
