@@ -368,6 +368,17 @@ def test_a_cycle_that_is_shorter_than_the_run_is_refused_before_the_first_step(i
     assert trainer.iterations_done == 0
 
 
+def test_a_cycle_that_is_assigned_between_two_trainings_has_the_length_of_the_second(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = DefaultTrainer(config(tmp_path))
+    trainer.train(0, 2)
+    trainer.lr_scheduler = torch.optim.lr_scheduler.OneCycleLR(trainer.optimizer, 0.1, total_steps=4)
+    trainer.train(2, 6)
+    assert trainer.lr_scheduler.last_epoch == 4
+    assert "this run steps it" not in caplog.text
+
+
 def test_a_line_says_that_a_schedule_of_torch_is_stepped_after_each_iteration(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -324,12 +324,13 @@ def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
     """Compare the length of a cosine, or of a OneCycleLR, which torch refuses to exceed in a run, with that of the run.
 
     Args:
-        planned: how many times the run steps it. ``often``: when.
+        planned: how many times it is stepped until the run ends, with the steps it has made. ``often``: when.
         fix: what a message says to do.
     """
     # A length that leaves out the last batch of each epoch ends almost at the lowest rate.
     if type(schedule) is lr_scheduler.CosineAnnealingLR and schedule.T_max < 0.9 * planned:
-        logger.warning(
+        logger.log(
+            logging.WARNING if planned < 2 * schedule.T_max else logging.INFO,  # several waves may be intended
             "CosineAnnealingLR: got T_max=%s, but this run steps it %d times (%s), so the learning rate rises again"
             " after %s of them. Set T_max=%d. For restarts use CosineAnnealingWarmRestarts.",
             schedule.T_max, planned, often, schedule.T_max, planned,
@@ -357,15 +358,19 @@ _LENGTHS: dict[type, str] = {
 }
 
 
-def warn_of_unit(schedule: object, planned: int, often: str, num_batches: int) -> None:
-    """Warn of a schedule that is as long as a number of batches, and that the run steps only ``planned`` times."""
+def warn_of_unit(schedule: object, planned: int, often: str, num_batches: int, epoch: int) -> None:
+    """Warn of a schedule that is as long as a number of batches, and that the run steps only ``planned`` times.
+
+    A length below that of an ``epoch`` may count epochs of a longer run.
+    """
     name = _LENGTHS.get(type(schedule), "")
     length: Any = getattr(schedule, name, 0)
     shown, first = (sorted(length), min(length, default=0)) if name == "milestones" else (length, length)
-    if planned < first <= num_batches:
+    if 0 < planned < first <= num_batches and first >= epoch:
         logger.warning(
-            "%s: got %s=%s, but this run steps it only %d times (%s), so the run ends first. Count such steps, or"
-            " set lr_scheduling_steps=1 to count batches.", type(schedule).__name__, name, shown, planned, often,
+            "%s: got %s=%s, but this run steps it only %d times (%s), so the learning rate never reaches that step."
+            " Count such steps, or set lr_scheduling_steps=1 to count batches.",
+            type(schedule).__name__, name, shown, planned, often,
         )  # fmt: skip
 
 

@@ -155,6 +155,7 @@ class Schedules:
         self._first = self._planned = 0  # the update that the schedules start at, and the length they have
         self._hooks: list[ScheduleHook] = []
         self._known: set[LRScheduler] = set()  # built, passed, or checked before
+        self._built: set[LRScheduler | None] = set()
         self._num_within: dict[Any, tuple[int, int]] = {}  # the steps before the update that ended at a global step
         every = run.spec.lr_scheduling_steps
         for one in (given or {}).values():
@@ -169,6 +170,7 @@ class Schedules:
         if self._given is None:
             built = {name: self._build(one, self._state.plan.num_updates) for name, one in by_name(optimizer).items()}
             found = {name: schedule for name, schedule in built.items() if schedule is not None}
+            self._built |= set(found.values())
         self._known |= set(found.values())
         return (None, found) if isinstance(optimizer, NamedOptimizers) else (found.get("optimizer"), {})
 
@@ -177,6 +179,7 @@ class Schedules:
         self._given, self._first = None, self._state.updates_done
         built = self._build(optimizer, self._num_updates())
         self._known |= set() if built is None else {built}
+        self._built.add(built)
         return built
 
     def follow(self, schedules: Iterable[LRScheduler | None]) -> None:
@@ -184,7 +187,7 @@ class Schedules:
         before, self._planned = self._planned, self._state.plan.num_updates
         if before == self._planned:
             return
-        for schedule in filter(None, schedules if self._given is None else ()):
+        for schedule in filter(None, self._built.intersection(schedules)):
             extend_schedule(schedule, lambda optimizer: self._build(optimizer, self._num_updates()))
 
     def _num_updates(self) -> int:
@@ -208,15 +211,22 @@ class Schedules:
         plan, every = self._state.plan, self._every(schedule)
         return plan.total_steps // every if every else plan.num_updates
 
+    def _num_left(self, schedule: LRScheduler) -> int:
+        """The number of its steps that are still to come."""
+        every, state = self._every(schedule), self._state
+        return self.length(schedule) - (state.global_step // every if every else state.updates_done)
+
     def check(self, schedules: Iterable[LRScheduler]) -> None:
         """Before a training: refuse what does not fit its length, and say when one is stepped that was assigned."""
         for schedule in schedules:
-            every, planned = self._every(schedule), self.length(schedule)
+            every, planned = self._every(schedule), getattr(schedule, "last_epoch", 0) + self._num_left(schedule)
             often, fix = f"every {every} steps" if every else "after each update", f"Set total_steps={planned}"
             if every not in (None, 1):
                 fix += f", or lr_scheduling_steps=1 and total_steps={self._state.plan.total_steps}"
             check_cycle(schedule, planned, often, fix)
-            warn_of_unit(schedule, planned, often, self._state.plan.total_steps)
+            if every is not None:  # lr_scheduling_steps counts for it
+                plan = self._state.plan
+                warn_of_unit(schedule, planned, often, plan.total_steps, plan.steps_per_epoch)
             if schedule not in self._known and not isinstance(schedule, FormulaLR | ReduceLROnPlateau):
                 instead = (
                     "; passed to the Trainer as lr_scheduler=, it is stepped once an epoch" if every is None else ""
