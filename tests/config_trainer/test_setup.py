@@ -249,3 +249,63 @@ def test_numbers_that_a_run_computes_are_a_warning_in_a_python_file_and_not_in_a
     assert [text.partition(" has")[0] for text in found] == (
         [] if is_data else ["train.warmup_iter=2", "train.scheduler.max_iter=100"]
     )
+
+
+class OwnTrainer(DefaultTrainer):
+    """Of a user; it may read other sections."""
+
+
+@pytest.mark.parametrize(
+    ("more", "trainer", "warned"),
+    [
+        ({}, DefaultTrainer, True),
+        ({}, OwnTrainer, False),
+        ({"optim": "${optimizer}"}, DefaultTrainer, False),
+        ({"optim": LazyCall(torch.optim.AdamW)(params={}, lr=0.1)}, DefaultTrainer, False),
+        ({"own": {"lr": "${optimizer.lr}"}}, DefaultTrainer, False),
+        ({"own": [LazyCall(torch.optim.SGD)(lr=0.1)]}, DefaultTrainer, False),
+    ],
+)
+@pytest.mark.parametrize("is_yaml", [False, True])
+def test_a_lazy_call_by_the_name_of_another_library_that_nothing_reads_is_a_warning(
+    more: dict[str, Any],
+    trainer: type[DefaultTrainer],
+    warned: bool,
+    is_yaml: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cfg = config(tmp_path, train_iter=1, train_micro_batch_size=4)
+    del cfg.optim
+    cfg.update({"optimizer": LazyCall(torch.optim.SGD)(params={}, lr=0.1), **more})
+    if is_yaml:
+        LazyConfig.save(cfg, tmp_path / "config.yaml")
+        cfg = LazyConfig.load(tmp_path / "config.yaml")
+    trainer(cfg)
+    text = "optimizer: a training does not read this lazy call. Write optim = LazyCall(...)(...)."
+    assert caplog.messages.count(text) == warned
+
+
+def test_a_lazy_call_of_the_class_that_is_the_default_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = config(tmp_path, train_iter=1, train_micro_batch_size=4)
+    cfg.optimizer = LazyCall(torch.optim.AdamW)(params={}, lr=0.1)
+    DefaultTrainer(cfg)
+    assert "optimizer: a training does not read this lazy call" in caplog.text
+
+
+def test_a_number_that_a_run_computes_is_a_warning_once_with_the_name_of_its_schedule(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = config(tmp_path, train_iter=4, train_micro_batch_size=2)
+    cfg.train.scheduler.max_iter = 100
+    cfg.optim = {"g": LazyCall(torch.optim.SGD)(params={}, lr=0.1)}
+    cfg.train.scheduler = {"g": cfg.train.scheduler}
+    trainer = DefaultTrainer(cfg)
+    trainer.train(0, 1)
+    trainer.cfg.train.train_iter = 5
+    trainer.train(1)
+    assert trainer.max_iter == 5
+    found = [text for text in caplog.messages if "has no effect: the run computes it" in text]
+    assert [text.partition(" has")[0] for text in found] == ["train.scheduler.g.max_iter=100"]

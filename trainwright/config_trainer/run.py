@@ -102,6 +102,8 @@ class ConfigRun(Run):
         for callback in self.listed_callbacks:
             self.callbacks.add_callback(callback, singleton=False)
         seed_everything(cfg.train.seed)  # callbacks may have drawn numbers
+        if not self.has_own_trainer:  # which may read them
+            setup.warn_of_unread_calls(given)
         resume = bool(try_get_key(cfg, "train.resume", default=False))
         self.folder = RunFolder(cfg.train.output_dir, resume=resume, records=records)
         self.state = TrainingState(self.trainer)
@@ -487,7 +489,7 @@ class ConfigRun(Run):
     def check_schedules(self) -> None:
         """Before a training: refuse a schedule that does not fit its length, and say when torch's are stepped."""
         for schedule in self.schedules():
-            planned = self.schedule_length(schedule)
+            planned = getattr(schedule, "last_epoch", 0) + self.trainer.max_iter - self.trainer.iter
             check_cycle(schedule, planned, "after each iteration", f"Set total_steps={planned}")
             if not isinstance(schedule, FormulaLR | ReduceLROnPlateau | ConstantLR):
                 logger.info("%s is stepped after each iteration, not once an epoch.", type(schedule).__name__)
@@ -541,6 +543,7 @@ class ConfigRun(Run):
     def change_length(self) -> None:
         """Compute again what depends on the length of the run, from what is given."""
         trainer, planned = self.trainer, copy.deepcopy(self.given)
+        setup.mark_computed(planned.train)
         trainer.auto_scale_hyperparams(planned, self.train_loader)
         setup.scale_shares(planned.train)
         for key in setup.BY_LENGTH:

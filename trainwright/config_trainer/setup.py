@@ -6,6 +6,7 @@ import inspect
 import logging
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from trainwright.base.dist import (
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.base.files import relative_path
 from trainwright.checkpoint.folder import POINTER_NAME
+from trainwright.config import foreign_names
 from trainwright.config.config_file.checks import validate
 from trainwright.config.config_file.sections import (
     complete,
@@ -41,8 +43,17 @@ from trainwright.config.config_file.sections import (
 )
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import instantiate, locate_target
-from trainwright.config.lazy.lazy_config import SECTIONS, get_config, try_get_key
-from trainwright.config.lazy.provenance import are_several, is_set, is_trusted, mark_default, value_at
+from trainwright.config.lazy.lazy_config import PACKAGED, SECTIONS, get_config, try_get_key
+from trainwright.config.lazy.provenance import (
+    are_several,
+    is_set,
+    is_trusted,
+    mark_default,
+    origin_file,
+    raw_children,
+    value_at,
+)
+from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.secrets import redact_command, remember_secrets, without_secrets
 from trainwright.config.windows import WindowEpochs, Windows
 from trainwright.config.yaml_file import read_mapping
@@ -254,6 +265,20 @@ def settings_of_copy(
         train.update({"train_iter": 100_000, "train_epoch": 0})
     train.update(changes)
     return new
+
+
+def warn_of_unread_calls(cfg: DictConfig) -> None:
+    """Log lazy calls, named as in other libraries, in place of which a training uses the packaged default."""
+    for name, key in foreign_names.CALLS.items():
+        call, default = value_at(cfg, name), value_at(cfg, key)
+        is_default = (file := origin_file(default)) is not None and file.is_relative_to(PACKAGED)
+        if not (isinstance(call, DictConfig) and "_target_" in call and is_default):
+            continue
+        others = {other: node for other, node in raw_children(cfg).items() if other != name}
+        text = str(to_plain(others)[0]).replace(str(to_plain(default)[0]), "")
+        is_used = str(to_plain(call)[0]["_target_"]) in text or re.search(rf"\$\{{[^}}]*\b{name}\b", text)
+        if not is_used:
+            logger.warning("%s: a training does not read this lazy call. Write %s = LazyCall(...)(...).", name, key)
 
 
 _STARTED = "trainwright_started"  # in omegaconf's metadata of a configuration
@@ -521,9 +546,8 @@ def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:
             asked_for, train.train_epoch, by_epochs, train.train_iter,
         )  # fmt: skip
     _compute(train, "train", "warmup_iter", warmup_iterations(train.train_iter, train.warmup_ratio))
-    for scheduler in train.scheduler.values() if are_several(train.scheduler) else [train.scheduler]:
-        if isinstance(scheduler, DictConfig) and "_target_" in scheduler:
-            _scale_scheduler(train, scheduler)
+    for path, scheduler in _schedulers(train).items():
+        _scale_scheduler(train, path, scheduler)
     if length is not None:
         # Whole iterations, for what is shown; the hooks count the epochs themselves.
         per_epoch = max(1, length // (micro_batch * windows.largest))
@@ -593,11 +617,26 @@ def _compute(section: DictConfig, path: str, name: str, value: int) -> None:
     mark_default(section, name, is_derived=True)
 
 
-def _scale_scheduler(train: DictConfig, scheduler: DictConfig) -> None:
+def mark_computed(train: DictConfig) -> None:
+    """Mark what the run computes as such: the start of the run has warned of other numbers."""
+    for section in (train, *_schedulers(train).values()):
+        for name in _COMPUTED_FROM:
+            if name in section:
+                mark_default(section, name, is_derived=True)
+
+
+def _schedulers(train: DictConfig) -> dict[str, DictConfig]:
+    """The lazy calls of the schedules by their dotted paths."""
+    section, path = train.scheduler, "train.scheduler"
+    found = {f"{path}.{name}": section[name] for name in section} if are_several(section) else {path: section}
+    return {path: one for path, one in found.items() if isinstance(one, DictConfig) and "_target_" in one}
+
+
+def _scale_scheduler(train: DictConfig, path: str, scheduler: DictConfig) -> None:
     taken = inspect.signature(locate_target(scheduler)).parameters  # torch's schedulers take neither
     for name, value in (("max_iter", train.train_iter), ("warmup_iter", train.warmup_iter)):
         if name in taken:
-            _compute(scheduler, "train.scheduler", name, value)
+            _compute(scheduler, path, name, value)
     if (milestones := try_get_key(scheduler, "milestones")) is not None:
         scheduler.milestones = milestone_iterations(milestones, train.train_iter)
 

@@ -123,27 +123,9 @@ def test_a_forgotten_lazy_call_is_named(tmp_path, call, argument):
     )
 
 
-RUN = """
-import torch
-from trainwright import LazyCall
-
-model = LazyCall(torch.nn.Linear)(in_features=2, out_features=2)
-dataloader = dict(test=[])
-"""
-
-
-@pytest.mark.parametrize(
-    ("lines", "warned"),
-    [
-        (f"{RUN}optimizer = LazyCall(torch.optim.AdamW)(lr=0.1)", True),
-        (f"{RUN}optimizer = LazyCall(torch.optim.SGD)(lr=0.1)\noptim = LazyCall(torch.optim.AdamW)(lr=1)", True),
-        (f"{RUN}optimizer = LazyCall(torch.optim.SGD)(lr=0.1)\noptim = optimizer\noptim.lr = 0.2", False),
-        (f"{RUN}optimizer = LazyCall(torch.optim.SGD)(lr=0.1)\noptim = dict(a=optimizer)", False),
-        ("import torch\nfrom trainwright import LazyCall\n\noptimizer = LazyCall(torch.optim.SGD)(lr=0.1)", False),
-    ],
-)
-def test_a_lazy_call_by_the_name_of_another_library_that_nothing_reads_is_a_warning(tmp_path, caplog, lines, warned):
-    (tmp_path / "config.py").write_text(lines)
-    LazyConfig.load(tmp_path / "config.py")
-    text = "optimizer: a training does not read this lazy call. Write optim = LazyCall(...)(...)."
-    assert caplog.messages == [text] * warned
+def test_a_call_without_an_argument_in_code_that_the_file_calls_is_no_forgotten_lazy_call(tmp_path):
+    (tmp_path / "steps_of_mine.py").write_text("import torch\n\ndef made():\n    return torch.optim.SGD(lr=0.1)\n")
+    (tmp_path / "config.py").write_text("from .steps_of_mine import made\n\nx = made()\n")
+    with pytest.raises(TypeError, match="missing") as caught:
+        LazyConfig.load(tmp_path / "config.py")
+    assert "lazy call" not in str(caught.value.__notes__)

@@ -33,6 +33,15 @@ def test_an_unknown_argument_names_path_signature_and_nearest_name():
         instantiate(LazyCall(strict)(momentum=1))
 
 
+def typed(*, types=1):
+    return types
+
+
+def test_the_nearest_argument_comes_before_what_another_library_means_by_type():
+    with pytest.raises(ConfigTypeError, match=r"no argument 'type'\. Did you mean 'types'\?"):
+        instantiate(LazyCall(typed)(type=1))
+
+
 @dataclass
 class Shape:
     channels: int = 1

@@ -143,17 +143,6 @@ def warn_of_unread(found: Mapping[str, Any] | DictConfig) -> None:
                 logger.warning("%s: a training does not read this list. Write %s = [...].%s", path, key, more)
 
 
-def _warn_of_unread_calls(found: Mapping[str, Any]) -> None:
-    """Log lazy calls of a run's file, beside its sections, that are named as in other libraries and not used."""
-    is_run = "model" in found and "dataloader" in found  # not a file with parts for others
-    for name, key in foreign_names.CALLS.items() if is_run else ():
-        call = found.get(name)
-        if isinstance(call, DictConfig) and TARGET in call:
-            others = str([str(value) for other, value in found.items() if other != name])
-            if str(call[TARGET]) not in others or (key not in found and key in SECTIONS):
-                logger.warning("%s: a training does not read this lazy call. Write %s = LazyCall(...)(...).", name, key)
-
-
 class MissingConfigError(MissingFileError, RuntimeError):
     """There is no packaged configuration of this name. A RuntimeError, as documented for ``get_config``."""
 
@@ -259,7 +248,6 @@ show_type_as_html("omegaconf.dictconfig", "DictConfig", html_of)
 
 def _as_config(found: Mapping[str, Any], filename: str | os.PathLike[str]) -> DictConfig:
     warn_of_unread(found)
-    _warn_of_unread_calls(found)
     configs = {
         name: as_node(value, name, filename)
         for name, value in found.items()

@@ -67,12 +67,13 @@ def _line_in(path: Path, error: Exception) -> str:
     return next((f", line {step.lineno}" for step in reversed(steps) if step.filename == str(path)), "")
 
 
-def _without_lazy_call(error: Exception) -> str:
-    """A sentence for a call in the file that lacks an argument, which the run gives to a lazy call."""
+def _without_lazy_call(path: Path, error: Exception) -> str:
+    """A sentence for a call in the file itself that lacks an argument, which the run gives to a lazy call."""
     called = re.match(
         r"(\w+)(\.__init__)?\(\) missing .*'(train_batch_size|test_batch_size|params|optimizer)'", str(error)
     )
-    if called is None or not isinstance(error, TypeError):
+    is_here = traceback.extract_tb(error.__traceback__)[-1].filename == str(path)
+    if called is None or not isinstance(error, TypeError) or not is_here:
         return ""
     return f". The run gives {called[3]!r} to a lazy call: write LazyCall({called[1]})(...)"
 
@@ -147,7 +148,8 @@ def _run(path: Path) -> dict[str, Any]:
     except ConfigAttributeError as error:
         raise _missing_key(path, error) from error
     except Exception as error:
-        error.add_note(f"while running the configuration file {path}{_line_in(path, error)}{_without_lazy_call(error)}")
+        line, hint = _line_in(path, error), _without_lazy_call(path, error)
+        error.add_note(f"while running the configuration file {path}{line}{hint}")
         raise
     finally:
         _running.reset(token)

@@ -283,9 +283,11 @@ def _hint(name: str, taken: Collection[str]) -> str:
     here = keys_by_name().get(name, "").rpartition(".")[2]
     if here in taken:
         return f" Did you mean {here!r}?"
+    if near := nearest_name(name, taken):
+        return near
     if name == "type":  # as in MMEngine
         return " Another class is a lazy call: LazyCall(Class)(...), in YAML {_target_: module.Class}."
-    return nearest_name(name, taken) or f" {own_code_hint(name)}".rstrip()
+    return f" {own_code_hint(name)}".rstrip()
 
 
 def signature_of(target: Callable[..., Any], names: Iterable[str] = ()) -> inspect.Signature | None:
