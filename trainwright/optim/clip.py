@@ -128,7 +128,7 @@ def total_norm(params: Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
         norms.append((norm.full_tensor() if hasattr(norm, "full_tensor") else norm).to(device))
     is_max, dtype = math.isinf(norm_type), reduce(torch.promote_types, (norm.dtype for norm in norms))
     if get_pipeline_parallel_size() > 1:
-        dtype = wide  # stages may have parameters of different types, and clip by the same norm
+        dtype = torch.float32  # stages may have parameters of different types, and clip by the same norm
     values = torch.stack([norm.to(wide) for norm in norms])
     power = values.amax() if is_max else values.pow(norm_type).sum()
     reduce_over_pipeline(power, is_max=is_max)
