@@ -1,9 +1,11 @@
 """Model cards: read back by the hub's own library."""
 
+import enum
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -112,3 +114,13 @@ def test_lists_names_and_results_of_a_card(tmp_path: Path) -> None:
     path = ModelCard(model_name="x").save_model_card(tmp_path / "CARD.md")
     assert path == tmp_path / "CARD.md"
     assert "# x" in path.read_text()
+
+
+def test_texts_of_numpy_and_enums_are_written_as_text() -> None:
+    class Kind(enum.StrEnum):
+        DIGITS = "digits"
+
+    card = ModelCard(tags=[np.str_("small"), Kind.DIGITS], language=np.str_("en"), tasks=[Kind.DIGITS])
+    metadata = yaml.safe_load(card.to_text().split("---")[1])
+    assert metadata["tags"] == ["small", "digits"]
+    assert metadata["language"] == ["en"]

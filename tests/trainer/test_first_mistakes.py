@@ -194,21 +194,10 @@ class LossOfKeras(nn.Module):
         return nn.functional.cross_entropy(labels, logits)  # as it is called
 
 
-class NotEvaluated:
-    """As a function of Python 3.14 with an annotation that is imported for type checkers alone."""
-
-    @property
-    def __signature__(self) -> Any:
-        raise NameError("name 'Tensor' is not defined")
-
-    def __call__(self, predictions: Any, labels: Any) -> Any:
-        return {"mse": mse(labels, predictions)}
-
-
 def test_a_function_that_takes_the_labels_first_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     data, given = TensorDataset(INPUTS, INPUTS[:, :1]), settings(output_dir=tmp_path, metrics=None)
     with caplog.at_level("INFO", "trainwright"):
-        Trainer(nn.Linear(4, 1), given, data, data, loss=mse, metrics_handler=NotEvaluated()).train()
+        Trainer(nn.Linear(4, 1), given, data, data, loss=mse).train()
         Trainer(nn.Linear(4, 3), settings(output_dir=tmp_path), DATA, loss=LossOfKeras(), metrics_handler=mse)
     found = [(one.levelname, one.getMessage()) for one in caplog.records if "is called with" in one.getMessage()]
     assert found[0] == (

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
 from trainwright.base.errors import ConfigTypeError, did_you_mean
+from trainwright.base.signatures import read_signature
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -111,7 +112,7 @@ def parameter_names(function: Callable[..., Any]) -> Collection[str] | None:
 
     Of the forward of a peft model, which passes on what it gets, those of its base model.
     """
-    parameters = inspect.signature(function).parameters
+    parameters = read_signature(function).parameters
     kinds = {one.kind for one in parameters.values()}
     if inspect.Parameter.VAR_KEYWORD not in kinds:
         return parameters
@@ -129,8 +130,8 @@ _ORDERED = re.compile(r"entropy|bce|nll|kl_|focal|logit|score|prob|precision|rec
 def warn_of_order(where: str, function: Callable[..., Any], order: str) -> None:
     """Log a function whose parameters are named as in Keras and scikit-learn: the labels before the predictions."""
     try:
-        names = [*inspect.signature(getattr(function, "forward", function)).parameters][:2]
-    except Exception:  # not a function, one written in C, or one with annotations that cannot be evaluated
+        names = [*read_signature(getattr(function, "forward", function)).parameters][:2]
+    except (TypeError, ValueError):  # not a function, or one written in C
         return
     if len(names) == 2 and _LABEL_NAME.fullmatch(names[0]) and _PREDICTION_NAME.fullmatch(names[1]):
         name = getattr(function, "__name__", type(function).__name__)
@@ -151,7 +152,7 @@ def write_forward_help(error: TypeError, model: Any, batch: Any, shown: list[str
             f"The loader yields {type(batch).__name__}; DefaultTrainer needs named fields: an Instance or a dict"
             f" for each sample. {WRONG_FIELDS_HELP}"
         ) from error
-    signature = inspect.signature(model.forward)
+    signature = read_signature(model.forward)
     try:
         signature.bind(**batch)
     except TypeError as mismatch:
@@ -167,7 +168,7 @@ def write_forward_help(error: TypeError, model: Any, batch: Any, shown: list[str
 
 def write_pair_help(error: TypeError, model: Any) -> None:
     """The same for a pair, of which ``forward`` gets the first item alone."""
-    signature = inspect.signature(model.forward)
+    signature = read_signature(model.forward)
     try:
         signature.bind(None)
     except TypeError as mismatch:

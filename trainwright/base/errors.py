@@ -2,13 +2,13 @@
 
 import difflib
 import importlib
-import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright.base.signatures import read_signature
 from trainwright.base.terminal import printable
 
 
@@ -105,7 +105,7 @@ def unknown_arguments(kind: type, unknown: Iterable[str], hint: Callable[[str], 
     >>> unknown_arguments(Bar, ["size"])
     "Bar: there is no argument 'size'."
     """
-    own = [name for name in inspect.signature(kind).parameters if name != "unknown"]
+    own = [name for name in read_signature(kind).parameters if name != "unknown"]
     hints = {name: hint(name) or nearest_name(name, own).strip() for name in unknown}
     return " ".join(f"{kind.__name__}: there is no argument {n!r}. {h}".rstrip() for n, h in hints.items())
 

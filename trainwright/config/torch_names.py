@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from trainwright.base.errors import ConfigError, did_you_mean
+from trainwright.base.signatures import read_signature
 from trainwright.config.foreign_names import value_hint
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def find_torch_class(kind: str, value: str | Mapping[str, Any]) -> tuple[type[An
 
 def arguments_fault(kind: str, found: type[Any], arguments: Mapping[str, Any]) -> str | None:
     """The text of an error in the arguments of a class, or None. Schedules need all required arguments."""
-    parameters = inspect.signature(found).parameters
+    parameters = read_signature(found).parameters
     allowed = [name for name in parameters if name not in _SET_BY_TRAINER[kind]]
     more = _MORE_ARGUMENTS.get(found.__name__, ()) if kind == "optimizer" else (LOSS_DTYPE,) if kind == "loss" else ()
     for name, value in arguments.items():
@@ -174,7 +175,7 @@ def described_loss(loss: Any) -> dict[str, Any] | None:
     if kind.__module__ != "torch.nn.modules.loss":
         return None
     found: dict[str, Any] = {"name_": kind.__name__}
-    for name, parameter in inspect.signature(kind).parameters.items():
+    for name, parameter in read_signature(kind).parameters.items():
         if name in ("size_average", "reduce"):  # names of earlier releases of torch for reduction
             continue
         value = getattr(loss, name, parameter.default)

@@ -2,7 +2,6 @@
 
 import argparse
 import copy
-import inspect
 import logging
 import math
 import os
@@ -29,6 +28,7 @@ from trainwright.base.dist import (
 )
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.base.files import relative_path
+from trainwright.base.signatures import read_signature
 from trainwright.checkpoint.folder import POINTER_NAME
 from trainwright.config import foreign_names
 from trainwright.config.config_file.checks import validate
@@ -93,7 +93,7 @@ _SHOWN_ELSEWHERE = {
 
 def bind_arguments(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
     """``function`` with as many of the arguments as it takes; adds no Python frame."""
-    parameters = inspect.signature(function).parameters.values()
+    parameters = read_signature(function).parameters.values()
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return partial(function, *(arguments if takes_any else arguments[: len(positional)]))
@@ -204,7 +204,7 @@ def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:
     """
     if not (isinstance(node, Mapping | DictConfig) and "_target_" in node):
         return node
-    parameters = inspect.signature(locate_target(node)).parameters
+    parameters = read_signature(locate_target(node)).parameters
     known = {name: value for name, value in given.items() if name in parameters and value is not None}
     for name, value in known.items():
         own = node.get(name, value)
@@ -633,7 +633,7 @@ def _schedulers(train: DictConfig) -> dict[str, DictConfig]:
 
 
 def _scale_scheduler(train: DictConfig, path: str, scheduler: DictConfig) -> None:
-    taken = inspect.signature(locate_target(scheduler)).parameters  # torch's schedulers take neither
+    taken = read_signature(locate_target(scheduler)).parameters  # torch's schedulers take neither
     for name, value in (("max_iter", train.train_iter), ("warmup_iter", train.warmup_iter)):
         if name in taken:
             _compute(scheduler, path, name, value)

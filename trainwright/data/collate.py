@@ -1,6 +1,5 @@
 """From samples to a batch."""
 
-import inspect
 from collections import UserDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from torch.utils.data import default_collate
 
 from trainwright.base.batch import described, fields, is_label, pair
 from trainwright.base.errors import ConfigTypeError
+from trainwright.base.signatures import read_signature
 from trainwright.data.errors import DataError, difference, unsupported
 from trainwright.data.instance import Instance
 
@@ -44,7 +44,7 @@ def collated(collate_fn: Callable[[Any], Any], samples: Any) -> Any:
         batch = collate_fn(samples)
     except TypeError as error:
         try:
-            inspect.signature(collate_fn).bind(samples)
+            read_signature(collate_fn).bind(samples)
         except ValueError:  # it has no signature
             pass
         except TypeError as mismatch:

@@ -14,7 +14,6 @@ recursion.
 """
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
@@ -29,6 +28,7 @@ from trainwright.base.dist import (
     get_data_parallel_size,
 )
 from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.base.signatures import read_signature
 from trainwright.data.batch_loader import BatchLoader, make_loader, opened
 from trainwright.data.mixture import mixed, shares
 from trainwright.data.order import sample_lengths
@@ -230,7 +230,7 @@ def _make_sampler(sampler: Any, dataset: Any, batch_size: int, **settings: Any) 
             )
         return sampler
     try:
-        inspect.signature(sampler).bind(**given)
+        read_signature(sampler).bind(**given)
     except TypeError as error:
         raise ConfigTypeError(
             f"sampler: {getattr(sampler, '__name__', sampler)!r} is called with {', '.join(given)}: {error}. "
@@ -244,7 +244,7 @@ def _takes_any(node: Mapping[str, Any], names: Iterable[str]) -> bool:
     from trainwright.config.lazy.instantiation import PARTIAL, locate_target
 
     try:
-        parameters = inspect.signature(locate_target(node)).parameters
+        parameters = read_signature(locate_target(node)).parameters
     except ValueError:  # written in C, without a signature
         return False
     return not node.get(PARTIAL, False) and any(name in parameters for name in names)

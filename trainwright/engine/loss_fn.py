@@ -7,7 +7,6 @@
   ``label_names`` or a usual name.
 """
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from trainwright.base.batch import arguments, parameter_names, write_forward_help, write_pair_help
 from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.base.signatures import read_signature
 from trainwright.data.errors import GRADIENTS_OFF, add_batch_note
 from trainwright.models.outputs import TOKENS, losses_of, named_outputs, predictions_of, total_loss
 from trainwright.models.targets import LABEL_NAMES, loss_inside, target_of
@@ -118,7 +118,7 @@ def explain_forward(error: Exception, model: nn.Module, batch: Any) -> None:
 def add_notes(error: BaseException, batch: Any, model: nn.Module) -> None:
     """Add the batch to an error of a step, and the labels that the model takes and the batch does not have."""
     if isinstance(error, ConfigError) and isinstance(batch, Mapping):
-        taken = parameter_names(model.forward) or inspect.signature(model.forward).parameters  # beside **others
+        taken = parameter_names(model.forward) or read_signature(model.forward).parameters  # beside **others
         for name in set(LABEL_NAMES).intersection(taken).difference(batch):
             error.add_note(f"The batch has no field {name!r}, which {type(model).__name__}.forward takes.")
     add_batch_note(error, batch)
@@ -262,7 +262,7 @@ def _of_pair(
                     logger.warning(
                         "%s.compute_loss%s is not called: of a pair it would get two arguments, the output and the"
                         " target. The loss is %s.",
-                        type(model).__name__, inspect.signature(unused), type(loss_inside(criterion)).__name__,
+                        type(model).__name__, read_signature(unused), type(loss_inside(criterion)).__name__,
                     )  # fmt: skip
                 _refuse_outputs(criterion, outputs, inputs[1] if len(inputs) == 2 else None)
             return criterion(outputs, inputs[1])
@@ -284,7 +284,7 @@ def _shape_of(value: Any) -> Any:
 
 def _takes_two(function: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(function).bind(None, None)
+        read_signature(function).bind(None, None)
     except TypeError:
         return False
     return True

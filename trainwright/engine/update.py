@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from trainwright._torch_compat.optimizer_import import PlainUpdate
 from trainwright.base.dist import gather_over_data, get_averaging_size
 from trainwright.base.errors import ConfigError
+from trainwright.base.signatures import read_signature
 from trainwright.engine.accumulation import (
     AllGroups,
     WindowMean,
@@ -433,7 +434,7 @@ def needs_closure(optimizer: Optimizer) -> bool:
 def _first_parameter(optimizer: Optimizer) -> inspect.Parameter | None:
     """The first positional parameter of ``step``."""
     # The method of the class: a schedule replaces the method of the instance.
-    _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
+    _, *parameters = read_signature(type(optimizer).step).parameters.values()
     positional = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
     return parameters[0] if parameters and parameters[0].kind in positional else None
 

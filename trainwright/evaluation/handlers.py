@@ -4,7 +4,6 @@
 """
 
 import copy
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
@@ -17,6 +16,7 @@ from torch import Tensor
 from trainwright.base.batch import joined, mapped, warn_of_order
 from trainwright.base.dist import all_gather_object, get_tensor_parallel_rank, get_world_size
 from trainwright.base.errors import ConfigError, ConfigTypeError, UserError, nearest_name
+from trainwright.base.signatures import read_signature
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation.evaluator import EvaluationError
 from trainwright.evaluation.metrics.build_metric import (
@@ -403,8 +403,8 @@ class FunctionHandler(MetricsHandler):
 
 def _check_signature(function: Callable[..., Any]) -> None:
     try:
-        signature = inspect.signature(function)
-    except Exception:  # not a function, one written in C, or one with annotations that cannot be evaluated
+        signature = read_signature(function)
+    except (TypeError, ValueError):  # not a function, or one written in C
         return
     try:
         signature.bind(None, None)

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.overrides import TorchFunctionMode
 
 from trainwright._torch_compat.optimizer_import import steps_as
+from trainwright.base.signatures import read_signature
 from trainwright.graph.capture import NotCapturable, NotReady
 from trainwright.graph.traced_step import HOOKS, LATE_HOOKS, has_gradient_hooks, is_torchs, run_step, step_hooks
 from trainwright.optim.named import each_optimizer
@@ -35,7 +36,7 @@ def refusal(optimizer: Optimizer) -> str | None:
     """Why no program can compute the gradients of ``optimizer``; None if one can."""
     if has_gradient_hooks(_parameters_of(optimizer)):
         return "a parameter has a hook on its gradient, which exists only inside a program"
-    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    closure = read_signature(type(optimizer).step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         return f"the step of the optimizer {type(optimizer).__name__} needs a closure"
     return None

@@ -6,11 +6,12 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from inspect import getattr_static, isfunction, signature
+from inspect import getattr_static, isfunction
 from types import CodeType
 from typing import Any, TypeVar
 
 from trainwright.base.errors import ConfigTypeError
+from trainwright.base.signatures import read_signature
 from trainwright.config import foreign_names
 
 logger = logging.getLogger("trainwright.hooks")
@@ -163,13 +164,13 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
     kind = type(owner)
     base = next(each for each in kind.__mro__ if each in _DEFINED)
     for name in names:
-        arguments = [*signature(getattr(base, name)).parameters][1:]
+        arguments = [*read_signature(getattr(base, name)).parameters][1:]
         method = getattr(owner, name)
         if not is_overridden(owner, name):
             continue
         try:
             with suppress(ValueError):  # it has no signature
-                signature(method).bind(*arguments)
+                read_signature(method).bind(*arguments)
         except TypeError:
             raise ConfigTypeError(
                 f"{kind.__name__}.{name} is called with ({', '.join(arguments)}): write"

@@ -89,7 +89,7 @@ class ModelCard:
         """The fields that the hub knows, as YAML."""
         from huggingface_hub.repocard_data import ModelCardData
 
-        own_names = [str(getattr(task, "value", task)) for task in _several(self.tasks, "tasks")]
+        own_names = _several(self.tasks, "tasks")
         tasks = [_HUB_TASKS.get(name, name.replace("_", "-")) for name in own_names]
         names, ids = _several(self.datasets, "datasets"), _several(self.datasets_tags, "datasets_tags")
         results = self._results(tasks[0] if tasks else "other", names, ids)
@@ -161,10 +161,10 @@ def _several(value: Several, name: str) -> list[str]:
     if value is None:
         return []
     if isinstance(value, str):
-        return [value]
+        return [str(plain(value))]
     if not isinstance(value, Sequence | set | frozenset) or not all(isinstance(item, str) for item in value):
         raise ConfigTypeError(f"ModelCard.{name}: got {value!r}; it must be a text, or a list of texts.")
-    return list(value)
+    return [str(plain(item)) for item in value]  # of NumPy or an enum, for example, which YAML does not know
 
 
 def _inline(value: Any) -> str:

@@ -17,6 +17,7 @@ from trainwright.base.batch import fields, parameter_names
 from trainwright.base.dist import is_main_process, synchronize
 from trainwright.base.errors import ConfigError, UserError
 from trainwright.base.files import clean_sibling, commit_folder, make_folders, sync_file, sync_folder
+from trainwright.base.signatures import read_signature
 from trainwright.models.eval_mode import evaluation_mode
 from trainwright.parallel.faults import meet
 from trainwright.parallel.mesh import current_mesh
@@ -112,7 +113,7 @@ def _check_target(path: Path) -> None:
 
 def _inputs(model: nn.Module, batch: Any) -> Inputs:
     """The arguments of forward by name, with at least two samples and without labels that it does not need."""
-    parameters = inspect.signature(model.forward).parameters
+    parameters = read_signature(model.forward).parameters
     positional, found = arguments_of(batch, parameter_names(model.forward))
     found = {name: value for name, value in found.items() if not _is_needless(name, parameters.get(name))}
     if positional:

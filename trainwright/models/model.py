@@ -1,7 +1,6 @@
 """The Model contract: a module with a config, a loss, pre- and postprocessing. And models by name."""
 
 import copy
-import inspect
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from trainwright.base.batch import to_batch
 from trainwright.base.errors import ConfigError, ConfigTypeError, did_you_mean
 from trainwright.base.lazy_names import ring
+from trainwright.base.signatures import read_signature
 from trainwright.checkpoint.hub import upload_folder
 from trainwright.models import folder as files
 from trainwright.models.checkpoint_files import checkpoint_files
@@ -178,7 +178,7 @@ class Model(nn.Module):
             outputs = run(**_named_by(run, {**batch, **kwargs}))
         if not post_process:
             return outputs
-        outputs_name = next(iter(inspect.signature(self.post_process).parameters))
+        outputs_name = next(iter(read_signature(self.post_process).parameters))
         more = _named_by(self.post_process, {**batch, **kwargs})
         return self.post_process(outputs, **{name: value for name, value in more.items() if name != outputs_name})
 
@@ -261,20 +261,20 @@ class Model(nn.Module):
             is_one = isinstance(inputs, str | bytes | os.PathLike) or not isinstance(inputs, Sequence)
             taken = {name: kwargs[name] for name in self._preprocess_arguments() if name in kwargs}
             inputs = self.preprocess([inputs] if is_one else inputs, **taken)
-        return dict(inputs) if isinstance(inputs, Mapping) else {next(iter(inspect.signature(run).parameters)): inputs}
+        return dict(inputs) if isinstance(inputs, Mapping) else {next(iter(read_signature(run).parameters)): inputs}
 
     def _preprocess_arguments(self) -> set[str]:
         """The arguments of ``preprocess``: its own, and those of the preprocessor if it forwards them."""
-        own = inspect.signature(self.preprocess).parameters
+        own = read_signature(self.preprocess).parameters
         names = {name for name, p in own.items() if p.kind is not p.VAR_KEYWORD}
         if len(names) == len(own) or self.preprocessor is None:
             return names
-        forwarded = inspect.signature(self._part(self.preprocessor_kind)).parameters
+        forwarded = read_signature(self._part(self.preprocessor_kind)).parameters
         names |= {name for name, p in list(forwarded.items())[1:] if p.kind is not p.VAR_KEYWORD}
         return names - {"return_tensors"}
 
     def _check_arguments(self, kwargs: Mapping[str, Any], run: Callable[..., Any]) -> None:
-        known = {name for step in (run, self.post_process) for name in inspect.signature(step).parameters}
+        known = {name for step in (run, self.post_process) for name in read_signature(step).parameters}
         known = (known | self._preprocess_arguments()) - {"args", "kwargs", "inputs", "outputs"}
         unknown = [name for name in kwargs if name not in known]
         if unknown:
@@ -332,5 +332,5 @@ def model_files(model: Model) -> dict[str, bytes]:
 
 def _named_by(function: Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``values`` that a function has a parameter for."""
-    parameters = inspect.signature(function).parameters
+    parameters = read_signature(function).parameters
     return {name: value for name, value in values.items() if name in parameters}

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from trainwright.base.batch import IGNORED
 from trainwright.base.devices import wide_dtype
+from trainwright.base.signatures import read_signature
 from trainwright.models.outputs import losses_of
 from trainwright.parallel.adapters import without_adapters
 from trainwright.parallel.context import SHIFTED
@@ -175,7 +176,7 @@ def label_fields(model: nn.Module, batch: Any, names: Sequence[str] | None) -> S
     if not isinstance(batch, Mapping):
         return ()
     if names is None and target_of(batch) is None:
-        parameters = inspect.signature(without_adapters(unwrap(model))[0].forward).parameters
+        parameters = read_signature(without_adapters(unwrap(model))[0].forward).parameters
         names = [name for name in batch if name in parameters and ("label" in name or name in _POSITIONS)]
     return names if names and all(name in batch for name in names) else ()
 

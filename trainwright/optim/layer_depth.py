@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Iterable, Mapping
-from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
 from torch import nn
 
+from trainwright.base.signatures import read_signature
 from trainwright.parallel.adapters import without_adapters
 from trainwright.parallel.pipeline import Outline, outline_of
 
@@ -70,7 +70,9 @@ def head_names(model: nn.Module, names: Iterable[str]) -> set[str]:
     base: Any = getattr(model, prefix, None) if isinstance(prefix, str) and prefix else None
     if prefix and (isinstance(base, nn.Module) or "For" not in type(model).__name__):
         base, beginning = (base, f"{prefix}.") if isinstance(base, nn.Module) else (model, "")
-        poolers = (f"{beginning}pooler.",) if "add_pooling_layer" in signature(type(base).__init__).parameters else ()
+        poolers = (
+            (f"{beginning}pooler.",) if "add_pooling_layer" in read_signature(type(base).__init__).parameters else ()
+        )
         head = {name for name in names if not name.startswith(beginning) or name.startswith(poolers)}
         if hasattr(base, "group_matcher"):  # a complete model of timm
             own = [name.removeprefix(beginning) for name in names if name.startswith(beginning)]

@@ -7,7 +7,6 @@ B batch, N heads, L tokens, H features of a head.
 """
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from trainwright.base.errors import ConfigError
+from trainwright.base.signatures import read_signature
 from trainwright.parallel.adapters import without_adapters
 from trainwright.parallel.mesh import Mesh
 from trainwright.parallel.recompute import repeated_blocks, replace_forward
@@ -208,4 +208,4 @@ def _check_model(model: nn.Module, mesh: Mesh, *, compiles_blocks: bool) -> None
 
 
 def _takes(function: Any, name: str) -> bool:
-    return function is not None and name in inspect.signature(function).parameters
+    return function is not None and name in read_signature(function).parameters

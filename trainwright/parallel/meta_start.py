@@ -5,7 +5,6 @@ same random numbers, and keeps its part. Tensors that nothing has filled are rec
 """
 
 import copy
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from trainwright._torch_compat.tensor_chunks import chunk_of, is_dtensor, local_of
 from trainwright.base.dist import all_gather_object, broadcast_object, raised_together
 from trainwright.base.errors import ConfigError
+from trainwright.base.signatures import read_signature
 from trainwright.parallel.recompute import repeated_blocks
 from trainwright.parallel.simulated import simulation
 
@@ -217,7 +217,7 @@ def _models_with_initializers(complete: nn.Module) -> dict[nn.Module, nn.Module]
     found: dict[nn.Module, nn.Module] = {}
     for module in complete.modules():  # those outside come first
         method = getattr(module, "_init_weights", None)
-        if callable(method) and len(inspect.signature(method).parameters) == 1:
+        if callable(method) and len(read_signature(method).parameters) == 1:
             found |= dict.fromkeys(module.modules(), module)
     return found
 

@@ -11,7 +11,6 @@ computed by every process. In a pattern ``*`` stands for any name between two do
 ... }
 """
 
-import inspect
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from typing import Any
 from torch import nn
 
 from trainwright.base.errors import ConfigError, did_you_mean
+from trainwright.base.signatures import read_signature
 from trainwright.parallel.adapters import adapted_words, is_of_peft, without_adapters
 
 logger = logging.getLogger("trainwright.parallel")
@@ -388,7 +388,7 @@ def _expert_faults(name: str, module: Any, size: int, setting: str) -> Iterator[
         found = ", ".join([f"num_experts {number}", *other])
         yield f"{name} ({EXPERTS}) needs num_experts, the first dimension of all its parameters; it has {found}."
     elif not _takes_routes(module):
-        found = f"{type(module).__name__}.forward{inspect.signature(module.forward)}"
+        found = f"{type(module).__name__}.forward{read_signature(module.forward)}"
         yield f"{name} ({EXPERTS}) needs forward(hidden, top_k_index, top_k_weights); it has {found}."
     elif number % size:
         yield (
@@ -426,7 +426,7 @@ def rotary_size(modules: Mapping[str, nn.Module], name: str) -> int | None:
 def _takes_routes(module: Any) -> bool:
     """Whether experts are called with features, the experts of each token and their weights."""
     try:
-        inspect.signature(module.forward).bind("hidden", "top_k_index", "top_k_weights")
+        read_signature(module.forward).bind("hidden", "top_k_index", "top_k_weights")
     except TypeError:
         return False
     return True

@@ -1,6 +1,5 @@
 """Evaluation and prediction in the Python API."""
 
-import inspect
 import logging
 import math
 import weakref
@@ -21,6 +20,7 @@ from trainwright.base.dist import (
     get_world_size,
 )
 from trainwright.base.errors import ConfigError, ConfigTypeError
+from trainwright.base.signatures import read_signature
 from trainwright.data.errors import batch_in_errors, data_fault
 from trainwright.data.instance import Instance
 from trainwright.data.sampler import refuse_empty
@@ -142,7 +142,7 @@ class Evaluation:
                 if not self._overrides.has("evaluate"):
                     return self._score(loader)
                 evaluate = self._overrides.of("evaluate", self.evaluate)
-                parameters = inspect.signature(evaluate).parameters
+                parameters = read_signature(evaluate).parameters
                 needed = [p for p in parameters.values() if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
                 if len(needed) == 2 or ("logs" in parameters and "dataset" not in parameters):
                     logs = {"global_step": callbacks.trainer.iterations_done}

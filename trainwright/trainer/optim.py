@@ -1,6 +1,5 @@
 """Build what changes the weights from a TrainingConfig: precision, criterion, optimizer and schedule."""
 
-import inspect
 import logging
 import math
 import weakref
@@ -16,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from trainwright._torch_compat.optimizer_import import mark_stepped, without_compiler
 from trainwright.base.dist import gather_over_pipeline, get_tensor_parallel_size
 from trainwright.base.errors import ConfigError
+from trainwright.base.signatures import read_signature
 from trainwright.config.spec import RunSpec
 from trainwright.config.torch_names import CUSTOM
 from trainwright.engine.run import TrainerRun
@@ -95,7 +95,7 @@ def build_optimizer(spec: RunSpec, model: nn.Module) -> Optimizer:
             fix = NO_PARAMETERS
         raise ConfigError(f"Trainer.model: {type(model).__name__} {fix}")
     settings = {"lr": spec.learning_rate, **arguments}
-    if "weight_decay" in inspect.signature(found).parameters or spec.weight_decay:
+    if "weight_decay" in read_signature(found).parameters or spec.weight_decay:
         settings.setdefault("weight_decay", spec.weight_decay)
     parameters: list[Any] = list(model.parameters())
     is_muon = found is torch.optim.Muon

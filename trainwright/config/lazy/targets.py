@@ -13,6 +13,7 @@ from typing import Any, Never, TypeVar, overload
 from omegaconf import DictConfig
 
 from trainwright.base.errors import ConfigImportError, ConfigTypeError, nearest_name
+from trainwright.base.signatures import read_signature
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -70,7 +71,7 @@ def takes_config(target: Any) -> bool:
 
 
 def _wrap_init(init_func: Callable[..., None]) -> Callable[..., None]:
-    takes_cfg = "cfg" in inspect.signature(init_func).parameters
+    takes_cfg = "cfg" in read_signature(init_func).parameters
 
     @functools.wraps(init_func)
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -106,7 +107,7 @@ def _arguments(
     from_config: Callable[..., Mapping[str, Any]], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The result of ``from_config``, which gets the arguments that it names; the others override its result."""
-    parameters = inspect.signature(from_config).parameters.values()
+    parameters = read_signature(from_config).parameters.values()
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         return dict(from_config(*args, **kwargs))
     names = {p.name for p in parameters}
@@ -121,10 +122,10 @@ def _is_called_with_config(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def _check_first_parameter(from_config: Callable[..., Any]) -> None:
-    names = list(inspect.signature(from_config).parameters)
+    names = list(read_signature(from_config).parameters)
     if not names or names[0] != "cfg":
         raise ConfigTypeError(
-            f"{getattr(from_config, '__qualname__', from_config)}{inspect.signature(from_config)}: "
+            f"{getattr(from_config, '__qualname__', from_config)}{read_signature(from_config)}: "
             "the first parameter of a from_config must be called 'cfg'."
         )
 
@@ -298,7 +299,7 @@ def signature_of(target: Callable[..., Any], names: Iterable[str] = ()) -> inspe
     if inspect.isclass(target) and issubclass(target, enum.Enum):
         return None
     try:
-        return inspect.signature(target, follow_wrapped=is_configurable(target) and "cfg" not in names)
+        return read_signature(target, follow_wrapped=is_configurable(target) and "cfg" not in names)
     except (ValueError, TypeError):
         return None
 

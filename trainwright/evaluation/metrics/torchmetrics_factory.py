@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trainwright.base.batch import IGNORED
 from trainwright.base.errors import ConfigError, did_you_mean, nearest_name
+from trainwright.base.signatures import read_signature
 from trainwright.events.phases import importing
 
 # Names in torchmetrics 0.7, and usual ones, and their current names. "Binned" meant 100 thresholds.
@@ -277,8 +278,8 @@ def _check_arguments(name: str, metric_class: type[Any], arguments: Mapping[str,
 
 def _parameters(metric_class: type[Any]) -> dict[str, inspect.Parameter]:
     """Those that can be given by name. Classes such as ``Accuracy`` have them in ``__new__``."""
-    of_new = inspect.signature(metric_class.__new__).parameters
-    found = of_new if "task" in of_new else inspect.signature(metric_class.__init__).parameters
+    of_new = read_signature(metric_class.__new__).parameters
+    found = of_new if "task" in of_new else read_signature(metric_class.__init__).parameters
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     return {key: value for key, value in found.items() if key not in ("self", "cls") and value.kind not in variadic}
 

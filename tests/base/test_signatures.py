@@ -1,0 +1,52 @@
+"""Signatures are read where annotations have names that only type checkers import."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import trainwright
+from tests.toys import quiet
+from trainwright import Trainer
+from trainwright.base.signatures import read_signature
+from trainwright.data import ColumnDataset
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="Python evaluates annotations where a function is defined")
+def test_a_model_whose_annotations_cannot_be_evaluated_trains(tmp_path: Path) -> None:
+    class Model(nn.Linear):
+        def forward(self, images: OnlyForTypeCheckers, labels: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[name-defined]  # noqa: F821
+            return {"loss": nn.functional.cross_entropy(super().forward(images), labels)}
+
+    data = ColumnDataset(images=torch.randn(8, 4), labels=torch.arange(8) % 3, unused=torch.zeros(8))
+    trainer = Trainer(Model(4, 3), quiet(tmp_path, batch_size=4, num_epochs=1), data)
+    trainer.train()
+    assert trainer.iterations_done == 2
+    assert list(read_signature(trainer.model.forward).parameters) == ["images", "labels"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="Python evaluates annotations where a function is defined")
+def test_functions_whose_annotations_cannot_be_evaluated_are_used(tmp_path: Path) -> None:
+    def loss(outputs: OnlyForTypeCheckers, target: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]  # noqa: F821
+        return nn.functional.cross_entropy(outputs, target)
+
+    def accuracy(predictions: OnlyForTypeCheckers, labels: torch.Tensor) -> dict[str, float]:  # type: ignore[name-defined]  # noqa: F821
+        return {"own_accuracy": (predictions.argmax(1) == labels).float().mean().item()}
+
+    def collate(samples: OnlyForTypeCheckers) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[name-defined]  # noqa: F821
+        inputs, labels = zip(*samples, strict=True)
+        return torch.stack(inputs), torch.stack(labels)
+
+    data = TensorDataset(torch.randn(8, 4), torch.arange(8) % 3)
+    config = quiet(tmp_path, batch_size=4, num_epochs=1)
+    parts = {"loss": loss, "metrics_handler": accuracy, "data_collator": collate}
+    assert "own_accuracy" in Trainer(nn.Linear(4, 3), config, data, data, **parts).train()
+
+
+def test_every_signature_is_read_by_the_one_function() -> None:
+    package = Path(trainwright.__file__).parent
+    files = [path for path in package.rglob("*.py") if "inspect.signature(" in path.read_text(encoding="utf-8")]
+    assert files == [package / "base" / "signatures.py"]

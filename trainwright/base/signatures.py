@@ -1,0 +1,22 @@
+"""The signatures of functions and classes, whatever their annotations."""
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def read_signature(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
+    """``inspect.signature``, also where annotations have names that only type checkers import.
+
+    Python 3.14 evaluates annotations when they are read, and such a name is then an error.
+
+    Raises:
+        TypeError: it is not callable.
+        ValueError: it is written in C, and has no signature.
+    """
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format
+
+        return inspect.signature(function, follow_wrapped=follow_wrapped, annotation_format=Format.FORWARDREF)
+    return inspect.signature(function, follow_wrapped=follow_wrapped)
