@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.cli.main import main
-from trainwright.cli.python_program import _OF_CONFIGS, _TRAINS, program_sign
+from trainwright.cli.python_program import _OF_CONFIGS, _TRAINS, program_sign, unread_names
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -93,3 +93,45 @@ def test_a_program_is_refused_before_it_runs(
     assert "train.py: is a program, not a config file (line 5: trainer.train()), and has not been run." in said
     assert "python train.py" in said
     assert not Path("has_run").exists()
+
+
+UNREAD = """
+from config import *
+from trainwright import DefaultTrainer
+
+max_epochs = 3
+batch_size = 8
+train.train_micro_batch_size = batch_size
+loss = LazyCall(torch.nn.CrossEntropyLoss)()
+data = dict(root="x")
+augment = dict(width=1)
+other = LazyCall(spirals)(number=40, seed=1)
+dataloader["train"].dataset = "${other}"
+train.update(train_iter=1, train_epoch=0)
+"""
+HOOK = "from trainwright.hooks import HookBase\ntrain.hooks = [LazyCall(HookBase)()]\n"
+
+
+def test_values_of_a_config_file_that_nothing_reads_are_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "unread_values"]) == 0
+    monkeypatch.chdir("unread_values")
+    for text, named in ((UNREAD, {"max_epochs": 5, "loss": 8, "data": 9}), (UNREAD + HOOK, {"max_epochs": 5})):
+        Path("unread.py").write_text(text)
+        caplog.clear()
+        assert main(["train", "unread.py"]) == 0
+        found = [text for text in caplog.messages if "nothing reads" in text]
+        assert [text.partition(". ")[0] for text in found] == [
+            f"unread.py, line {line}: nothing reads {name}" for name, line in named.items()
+        ]
+        assert "A training reads train.train_epoch." in found[0]
+
+
+def test_names_that_a_config_file_may_read_by_their_text_are_not_unread(tmp_path: Path) -> None:
+    file = tmp_path / "config.py"
+    file.write_text("lr = 1\nepochs = 2\nx = f'{epochs}'\nsaved = {k: v for k, v in globals().items()}")
+    assert unread_names(file) == {}
+    file.write_text("lr = 1\nepochs = 2\nx = f'{epochs}'\ndef f():\n    y = lr")
+    assert unread_names(file) == {"x": 3}

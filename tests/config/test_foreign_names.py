@@ -287,9 +287,11 @@ def test_a_key_with_a_dot_is_answered_in_the_form_of_its_place(tmp_path: Path) -
             TrainingConfig.load(file)
 
 
+PAIRS = TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.long))
+
+
 def trainer(folder: Path) -> Trainer:
-    data = TensorDataset(torch.randn(8, 2), torch.zeros(8, dtype=torch.long))
-    return Trainer(torch.nn.Linear(2, 2), TrainingConfig(output_dir=folder), data)
+    return Trainer(torch.nn.Linear(2, 2), TrainingConfig(output_dir=folder), PAIRS)
 
 
 @pytest.mark.parametrize(
@@ -309,6 +311,47 @@ def test_an_unknown_argument_of_a_trainer_is_answered_with_ours(name: str, text:
 def test_an_unknown_argument_of_train_is_answered_with_ours(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigTypeError, match=r"train: .* Here: TrainingConfig\(resume_from_checkpoint=True\)"):
         trainer(tmp_path).train(**{name: "last"})
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "text"),
+    [
+        (
+            "predict",
+            {"data": PAIRS, "batch_size": 4},
+            "'batch_size'. Here: .*eval_batch_size",
+        ),
+        (
+            "predict",
+            {},
+            r"argument: 'data'. The call is Trainer.predict\(data, \*, iterate=False\).",
+        ),
+        ("evaluate", {"eval_dataset": PAIRS}, "Here: the first argument."),
+        ("evaluate", {"num_workers": 2, "data": PAIRS}, "dataloader_num_workers.*'data'. Did you mean 'dataset'"),
+        ("train", {"max_epochs": 3}, r"It is a setting: TrainingConfig\(max_epochs=...\)"),
+    ],
+)
+def test_an_argument_that_a_method_does_not_have_is_answered(
+    method: str, given: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigTypeError, match=text):
+        getattr(trainer(tmp_path), method)(**given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "text"),
+    [
+        ((), {"model": 1}, r"'model'. It is in the configuration: model. Write DefaultTrainer\(LazyConfig.load"),
+        (({},), {"optimizer": 1, "callbacks": []}, r": optim\. .*: train\.callbacks\. Write"),
+        (({}, []), {}, "too many positional arguments. Write"),
+        ((), {"config": {}}, "Did you mean 'cfg'"),
+    ],
+)
+def test_an_argument_that_a_default_trainer_does_not_have_is_answered(
+    arguments: tuple[Any, ...], given: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigTypeError, match=f"DefaultTrainer: .*{text}"):
+        DefaultTrainer(*arguments, **given)
 
 
 def test_an_attribute_of_another_trainer_names_ours(tmp_path: Path) -> None:

@@ -337,6 +337,7 @@ def test_the_arguments_of_other_libraries_are_answered_with_the_form_to_write() 
     for callback, needed, name, here in (
         (ModelCheckpointCallback, (None,), "save_top_k", "Here: a setting beside model_checkpoint"),
         (ModelCheckpointCallback, (None,), "every_n_epochs", "every_n_epoch'?"),
+        (PrintCallback, (), "total_epochs", "Did you mean 'total_epoch_num'.*PrintCallback\\(total_epoch_num, "),
         (PrintCallback, (2,), "step_freqency", "Did you mean 'step_frequency'"),
         (ProgressBarCallback, (2, []), "train_dataloder", "Did you mean 'train_dataloader'"),
         (TensorBoardCallback, (None,), "logdir", "Did you mean 'log_dir'"),

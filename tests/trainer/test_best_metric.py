@@ -176,6 +176,18 @@ def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path
     DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator()))  # the default names the metric of another one
 
 
+@pytest.mark.parametrize("best", [{"load_best_model_at_end": True}, {}])
+def test_a_result_of_the_training_is_no_result_of_the_evaluation(best: dict[str, bool], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"got 'train_loss', which .*Did you mean 'train\.loss'"):
+        run(tmp_path, None, metric_for_best_model="train_loss", **best).train()
+    assert not (tmp_path / "checkpoints").exists()
+    run(tmp_path, None, metric_for_best_model="train.loss", num_epochs=1, **best).train()
+    data = {"train_part": DATA, "train": DATA}  # names of data sets, whose results are called so
+    for name in ("train_part_loss", "train_loss"):
+        one = Trainer(nn.Linear(4, 2), quiet(tmp_path, num_epochs=1, metric_for_best_model=name, **best), DATA, data)
+        one.train()
+
+
 def test_a_hook_may_end_a_run_of_a_config_file(tmp_path: Path, read_rows: Any) -> None:
     class Stop(HookBase):
         def after_step(self) -> None:

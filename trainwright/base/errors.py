@@ -1,15 +1,18 @@
 """Errors that users can cause. Their messages name the place, the value, the allowed values and a fix."""
 
 import difflib
+import functools
 import importlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainwright.base.signatures import read_signature
 from trainwright.base.terminal import printable
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UserError(Exception):
@@ -98,16 +101,46 @@ def nearest_name(name: str, allowed: Iterable[str]) -> str:
     return "" if found is None else f" Did you mean {found!r}?"
 
 
-def unknown_arguments(kind: type, unknown: Iterable[str], hint: Callable[[str], str] = lambda name: "") -> str:
-    """What is wrong with arguments that a class does not have; ``hint`` knows names of other libraries.
+def checked_arguments(hint: Callable[[str], str] = lambda name: "", usage: str = "") -> Callable[[F], F]:
+    """Decorate a method: a call that does not fit its signature is a ConfigTypeError, with the nearest names.
 
-    >>> class Bar: ...
-    >>> unknown_arguments(Bar, ["size"])
-    "Bar: there is no argument 'size'."
+    Args:
+        hint: what a name of other libraries is called here, as a sentence; "" if it is not known.
+        usage: what to write; by default the message has the signature.
+
+    >>> class Bar:
+    ...     @checked_arguments()
+    ...     def __init__(self, total, width=1): ...
+    >>> Bar(size=3)
+    Traceback (most recent call last):
+    trainwright.base.errors.ConfigTypeError: Bar: there is no argument 'size'. The call is Bar(total, width=1).
     """
-    own = [name for name in read_signature(kind).parameters if name != "unknown"]
-    hints = {name: hint(name) or nearest_name(name, own).strip() for name in unknown}
-    return " ".join(f"{kind.__name__}: there is no argument {n!r}. {h}".rstrip() for n, h in hints.items())
+
+    def decorate(function: F) -> F:
+        signature = read_signature(function)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                parameters = list(signature.parameters.values())[1:]
+                name = function.__qualname__.removesuffix(".__init__")
+                shown = [p.replace(annotation=p.empty) for p in parameters]
+                form = f"{name}{signature.replace(parameters=shown, return_annotation=signature.empty)}"
+                write = f"Write {usage}." if usage else f"The call is {form}."
+                own = [one.name for one in parameters]
+                unknown = [one for one in kwargs if one not in own]
+                hints = {one: hint(one) or nearest_name(one, own).strip() for one in unknown}
+                faults = [f"{name}: there is no argument {one!r}. {found}".rstrip() for one, found in hints.items()]
+                text = " ".join(faults) or f"{name}: {error}."
+                raise ConfigTypeError(f"{text} {write}") from None
+            return function(*args, **kwargs)
+
+        call.__signature__ = signature  # type: ignore[attr-defined]  # also where decorators are not followed
+        return call  # type: ignore[return-value]  # it has the same signature
+
+    return decorate
 
 
 def nearest_of(name: str, allowed: Iterable[str]) -> str | None:

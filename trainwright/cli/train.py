@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import logging
 import os
 import re
 import signal
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from trainwright.engine import DefaultTrainer
+
+logger = logging.getLogger("trainwright.config")
 
 T = TypeVar("T")
 
@@ -140,8 +143,10 @@ def _prepare(
     """Run everything before the first step; return the rest."""
     from trainwright.engine import DefaultTrainer, default_setup  # here: a wrong key is reported before torch is loaded
 
-    trainer_class = trainer_class or DefaultTrainer
     default_setup(cfg, args)
+    if trainer_class is None:  # one of the user's own may read any name
+        _warn_of_unread(cfg, args.config_file)
+    trainer_class = trainer_class or DefaultTrainer
     if args.eval_only:
         return _evaluation(cfg, args, trainer_class)
     return trainer_class(cfg).train
@@ -225,6 +230,26 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
             f"override {text!r}: {file} has no key {top!r}, and nothing reads it.{f' {hint}' if hint else ''}"
             f" (+{text} adds it, for a program of your own.)"
         )
+
+
+def _warn_of_unread(cfg: "DictConfig", file: str) -> None:
+    """Log values of a config file that nothing reads: those with names of other libraries, and lazy calls."""
+    from trainwright.cli.python_program import unread_names
+    from trainwright.config.foreign_names import CALLS
+    from trainwright.config.key_hints import keys_by_name
+    from trainwright.config.lazy.lazy_config import OWN_CODE, SECTIONS, try_get_key
+    from trainwright.config.lazy.provenance import TARGET
+
+    has_own_code = any(try_get_key(cfg, key, default=None) for key in OWN_CODE)  # which may read any section
+    for name, line in unread_names(Path(file)).items() if file.endswith(".py") else ():
+        key, there = keys_by_name().get(name, ""), name in cfg
+        if name in (*SECTIONS, *CALLS) or key in OWN_CODE or (there and has_own_code):
+            continue
+        if key and not key.startswith("--"):
+            logger.warning("%s, line %d: nothing reads %s. A training reads %s.", file, line, name, key)
+        elif there and TARGET in cfg[name]:
+            sections = ", ".join(SECTIONS)
+            logger.warning("%s, line %d: nothing reads %s. A training reads %s.", file, line, name, sections)
 
 
 def _evaluation(

@@ -244,7 +244,7 @@ KEYS = {
     "wd": "optim.weight_decay",
     **dict.fromkeys(("max_iter", "max_iters", "num_iters", "iterations", "steps"), "train.train_iter"),
     "bs": "train.train_micro_batch_size",
-    "param_scheduler": "train.scheduler",
+    **dict.fromkeys(("param_scheduler", "lr_config"), "train.scheduler"),
     "warmup_steps": "train.warmup_ratio",
     "clip_grad": "optim.params.clip_grad_max_norm",
     "grad_checkpointing": "train.activation_checkpoint.enabled",
@@ -359,6 +359,19 @@ TRAIN_ARGUMENTS = {
         "TrainingConfig(resume_from_checkpoint=True), or train(resume_checkpoint_path=path)",
     ),
     **dict.fromkeys(("model", "train_dataloaders", "val_dataloaders", "datamodule"), "arguments of Trainer(...)"),
+}
+
+# Arguments of evaluate() and predict().
+EVALUATION_ARGUMENTS = {
+    **dict.fromkeys(("batch_size", "eval_batch_size"), "TrainingConfig(eval_batch_size=...)"),
+    **dict.fromkeys(
+        ("eval_dataset", "test_dataset", "dataloaders", "dataloader", "x", "datamodule"), "the first argument"
+    ),
+    **dict.fromkeys(("num_workers", "dataloader_num_workers"), "TrainingConfig(dataloader_num_workers=...)"),
+    **dict.fromkeys(("metrics", "compute_metrics"), "TrainingConfig(metrics=...), or Trainer(metrics_handler=...)"),
+    **dict.fromkeys(("y", "labels", "targets"), "TensorDataset(inputs, labels) as the first argument"),
+    "model": "evaluate(model) with the model as the first argument",
+    "ckpt_path": "load(path) before",
 }
 
 # Methods that the trainers and modules of other libraries have for a user to override.
@@ -494,6 +507,12 @@ def argument_hint(name: str, table: Mapping[str, str], settings: Iterable[str]) 
     if name in table:
         return f" Here: {table[name]}."
     return f" It is a setting: TrainingConfig({name}=...)." if name in {*settings} else ""
+
+
+def key_hint_of_argument(name: str) -> str:
+    """The key of a config file for an argument of a trainer, as a sentence; "" if it is not known."""
+    key = {"model": "model", **CALLS, **KEYS}.get(name, "--")
+    return "" if key.startswith("--") else f"It is in the configuration: {key}."
 
 
 # Values of settings, by the setting and the text of the value in lower case: what to write.

@@ -12,8 +12,9 @@ from torch import nn
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.base.batch import to_batch
 from trainwright.base.dist import get_averaging_size
-from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, checked_arguments
 from trainwright.base.lazy_names import ring
+from trainwright.config.foreign_names import key_hint_of_argument
 from trainwright.config.lazy.instantiation import instantiate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.serialization import to_plain
@@ -74,6 +75,7 @@ class DefaultTrainer(RunMethods):
     test_loader: Any = part_of_run()
     _trainer: Any = part_of_run("stepper")
 
+    @checked_arguments(key_hint_of_argument, usage="DefaultTrainer(LazyConfig.load('config.py'))")
     def __init__(self, cfg: DictConfig) -> None:
         super().__init__()
         given, self.run.device, records = setup.started(cfg)

@@ -108,17 +108,20 @@ class BestMetric:
         prefix, key = self._split(self._name, evaluates=True)
         name, _, key = key.rpartition("/")
         known = self._known_results()
-        is_loss = "loss" in key and not key.endswith("_PPL")  # the model may return it, or name parts of it
+        # The model may return it, or name parts of it.
+        is_loss = "loss" in key and not key.endswith("_PPL") and not key.startswith("train_")
         if prefix != "evaluation" or is_loss or known is None or not self._spec.is_set(self._setting):
             return None
         names = self._datasets if name else []
         results = [f"{one}.{result}" for one in names for result in ["loss", *known]] or ["loss", *known]
         if not {self._name, key, re.sub(r"_\d+$", "", key)}.isdisjoint(known):  # there may be a result for each class
             return None
+        hint = f"{did_you_mean(key, results)} {_MORE_RESULTS[self._spec.api]}"
+        if key.startswith("train_"):
+            hint = f"Did you mean 'train.{key.removeprefix('train_')}', of the training data?"
         return (
             f"{self._spec.where(self._setting)}: got {self._name!r}, which the evaluation does not"
-            f" compute; its results are {', '.join(results)}. {did_you_mean(key, results)}"
-            f" {_MORE_RESULTS[self._spec.api]}"
+            f" compute; its results are {', '.join(results)}. {hint}"
         )
 
     def raise_missing(self, results: Mapping[str, Any]) -> None:

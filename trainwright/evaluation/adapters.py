@@ -123,10 +123,14 @@ def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
     is_function = callable(given) and not isinstance(given, nn.Module | Mapping | LazyCall)
     is_metric = is_function or (hasattr(given, "compute") and hasattr(given, "update"))
     if isinstance(given, type) or not is_metric:
+        kind, hint = type(given).__name__, ""
+        if callable(getattr(given, "process", None)):
+            hint = f" Write class {kind}(DatasetEvaluator): ..., with reset(), process(inputs, outputs) and evaluate()."
+        elif isinstance(given, Mapping | LazyCall):
+            hint = " A lazy call has to go through instantiate() first."
         raise ConfigTypeError(
-            f"{where}: got {type(given).__name__}; it must be a DatasetEvaluator, a metric of torchmetrics, a metrics"
-            " handler, such as TorchMetricsHandler(names), a function of (predictions, labels), or a list or dict of"
-            " these. A lazy call has to go through instantiate() first."
+            f"{where}: got {kind}; it must be a DatasetEvaluator, a metric of torchmetrics, a metrics handler, such as"
+            f" TorchMetricsHandler(names), a function of (predictions, labels), or a list or dict of these.{hint}"
         )
     return MetricEvaluator(handler_of(given))
 

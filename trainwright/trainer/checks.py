@@ -117,19 +117,20 @@ def built(model: Any, config: Any) -> Any:
     return model
 
 
-def refuse_arguments(where: str, unknown: Mapping[str, Any], table: Mapping[str, str]) -> None:
+def refuse_arguments(where: str, unknown: Iterable[str], table: Mapping[str, str]) -> None:
     """Raise for arguments that do not exist, with our names for those of other libraries, or the nearest."""
+    own = {*table.values(), *(field.name for field in fields(Given))} if where == "Trainer" else set()
+    hints = {name: method_hint(table, name) or nearest_name(name, own).strip() for name in unknown}
+    if hints:
+        faults = [f"{where}: there is no argument {name!r}. {hint}".rstrip() for name, hint in hints.items()]
+        raise ConfigTypeError("\n".join(faults))
+
+
+def method_hint(table: Mapping[str, str], name: str) -> str:
+    """What an argument that a method of the Trainer does not have is called, by ``table``, or that it is a setting."""
     from trainwright.config.settings import TrainingConfig
 
-    if unknown:
-        settings = {*TrainingConfig.model_fields, *TrainingConfig.aliases}
-        own = {*table.values(), *(field.name for field in fields(Given))} if where == "Trainer" else set()
-        raise ConfigTypeError(
-            "\n".join(
-                f"{where}: there is no argument {n!r}.{argument_hint(n, table, settings) or nearest_name(n, own)}"
-                for n in unknown
-            )
-        )
+    return argument_hint(name, table, {*TrainingConfig.model_fields, *TrainingConfig.aliases}).strip()
 
 
 def no_path(given: Any) -> ConfigTypeError:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never
@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainwright._torch_compat.optimizer_import import without_compiler
 from trainwright.base.batch import to_batch
 from trainwright.base.dist import get_averaging_rank, is_main_process
-from trainwright.base.errors import ConfigError
-from trainwright.config.foreign_names import TRAIN_ARGUMENTS
+from trainwright.base.errors import ConfigError, checked_arguments
+from trainwright.config.foreign_names import EVALUATION_ARGUMENTS, TRAIN_ARGUMENTS
 from trainwright.config.torch_names import CUSTOM, GivenName
 from trainwright.data.seeding import seed_everything
 from trainwright.engine import loaders
@@ -225,6 +225,7 @@ class Trainer(RunMethods):
         """
         return loaders.train_loader(dataset, self.run.spec, self.run.given.data_collator, self.state.global_step)
 
+    @checked_arguments(partial(checks.method_hint, EVALUATION_ARGUMENTS))
     def evaluate(self, dataset: Any = None, logs: MutableMapping[str, Any] | None = None) -> dict[str, Any]:
         """``loss``, the mean over all samples, and each metric, over the evaluation data or ``dataset``.
 
@@ -261,6 +262,7 @@ class Trainer(RunMethods):
         """
         return self.run.evaluation.evaluation_step(batch)
 
+    @checked_arguments(partial(checks.method_hint, EVALUATION_ARGUMENTS))
     def predict(self, data: Any, *, iterate: bool = False) -> Any:
         """The model's outputs for a data set, a loader or a list of samples, on the CPU, in the order of the samples.
 
@@ -336,14 +338,14 @@ class Trainer(RunMethods):
     # contract that fits the batch (engine/loss_fn.py) -> the model; then Update.backward and finish (engine/update.py).
     # Overridden methods are called in between.
 
-    def train(  # type: ignore[override]
+    def train(  # type: ignore[override]  # not decorated: a traceback has no frame more
         self, resume_checkpoint_path: str | Path | None = None, **unknown: Never
     ) -> dict[str, Any]:
         """Train to the end, from the current state or a checkpoint; returns the results of the last evaluation.
 
         With ``load_best_model_at_end`` those of the best weights, which the model has then.
         """
-        checks.refuse_arguments("train", unknown, TRAIN_ARGUMENTS)
+        checks.refuse_arguments("Trainer.train", unknown, TRAIN_ARGUMENTS)
         if not isinstance(resume_checkpoint_path, str | PathLike | None):
             raise checks.no_path(resume_checkpoint_path)
         self._use_settings()

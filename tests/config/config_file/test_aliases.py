@@ -4,7 +4,8 @@
 import pytest
 from omegaconf import OmegaConf
 
-from trainwright.config import ConfigError, LazyCall, LazyConfig, get_config
+from trainwright.config import ConfigError, ConfigKeyError, LazyCall, LazyConfig, get_config
+from trainwright.config.config_file.checks import validate
 from trainwright.config.config_file.sections import complete
 
 
@@ -77,6 +78,13 @@ def test_sections_orders_and_deletions_reach_the_other_name_too(overrides, perio
     cfg = OmegaConf.create({"train": get_config("common/train.py").train}, flags={"allow_objects": True})
     OmegaConf.update(cfg.train, spelling, 100, force_add=True)
     assert complete(LazyConfig.apply_overrides(cfg, overrides)).train.evaluation.eval_period == period
+
+
+def test_an_alias_is_named_where_the_target_does_not_take_its_value():
+    cfg = run(model=LazyCall("torch.nn.Linear")(in_features=1, out_features=1), dataloader={})
+    cfg.train = {"topk": [1], "evaluation": {"evaluator": LazyCall("trainwright.evaluation.RegEvaluator")()}}
+    with pytest.raises(ConfigKeyError, match=r"RegEvaluator\(.*takes no argument 'topk'. train.topk sets it, too."):
+        validate(complete(cfg))
 
 
 def test_overrides_move_no_keys_of_the_configuration_of_another_program():

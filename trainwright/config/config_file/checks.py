@@ -26,6 +26,7 @@ from trainwright.config import rules
 from trainwright.config.config_file.sections import milestone_fault
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, find_target
 from trainwright.config.lazy.lazy_config import OWN_CODE, PACKAGED, SECTIONS, call_fault, section_fault, warn_of_unread
+from trainwright.config.lazy.overrides import CANONICAL
 from trainwright.config.lazy.provenance import (
     TARGET,
     are_several,
@@ -368,7 +369,9 @@ def _call_faults(node: DictConfig, path: str, also: set[str] | frozenset[str]) -
         yield Fault(f"{path}.{TARGET}", f"{what}{error}", kind=kind, origin=origin)
         return
     names = [str(key) for key in node if key not in SPECIAL_KEYS and key not in also]
+    aliases = {f"train.{key}": f" train.{alias} sets it, too." for alias, key in CANONICAL.items()}
     for name, fault in unknown_arguments(target, names).items():
+        fault += aliases.get(f"{path}.{name}", "")
         yield Fault(f"{path}.{name}", fault, kind=ConfigKeyError, origin=origin)
 
 

@@ -3,9 +3,9 @@
 import logging
 import math
 from functools import partial
-from typing import Any, Never
+from typing import Any
 
-from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, nearest_name, unknown_arguments
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, checked_arguments, nearest_name
 from trainwright.config.foreign_names import inner_key_hint
 from trainwright.evaluation.objective import MODES, objective_of_name
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
@@ -15,6 +15,8 @@ logger = logging.getLogger("trainwright.hooks")
 
 # Trainers' name of the first metric of an evaluation, and the monitor of a run without a metric.
 _FIRST_METRIC, _LOSS = "eval_epoch_metric", "eval_epoch_loss"
+
+_USAGE = "EarlyStoppingCallback(None, {}, patience=3, mode='auto')"
 
 
 class EarlyStoppingCallback(Callback):
@@ -49,6 +51,7 @@ class EarlyStoppingCallback(Callback):
     is_default = False
     turned_off_by = "remove this callback to turn it off"
 
+    @checked_arguments(partial(inner_key_hint, "early_stopping"), usage=_USAGE.format("'eval_loss'"))
     def __init__(
         self,
         trainercontrol: TrainerControl | None = None,
@@ -58,17 +61,12 @@ class EarlyStoppingCallback(Callback):
         mode: str = "max",
         baseline: float | None = None,
         start: int = 0,
-        **unknown: Never,
     ) -> None:
-        line = "EarlyStoppingCallback(None, {}, patience=3, mode='auto')"
-        if unknown:
-            faults = unknown_arguments(EarlyStoppingCallback, unknown, partial(inner_key_hint, "early_stopping"))
-            raise ConfigTypeError(f"{faults} Write {line.format(repr(monitor or 'eval_loss'))}.")
         if trainercontrol is not None and not isinstance(trainercontrol, TrainerControl):  # as other libraries have it
             name = repr(trainercontrol if isinstance(trainercontrol, str) else monitor or "eval_loss")
             raise ConfigTypeError(
                 f"EarlyStoppingCallback.trainercontrol: got {trainercontrol!r}; the first argument is"
-                f" trainer.trainercontrol or None, the second the monitor: write {line.format(name)}."
+                f" trainer.trainercontrol or None, the second the monitor: write {_USAGE.format(name)}."
             )
         if not isinstance(monitor, str) or not monitor:
             raise ConfigError(f"EarlyStoppingCallback.monitor: got {monitor!r}; it must be the name of a metric.")

@@ -2,9 +2,9 @@
 
 import os
 from functools import partial
-from typing import Any, Never
+from typing import Any
 
-from trainwright.base.errors import ConfigError, ConfigTypeError, unknown_arguments
+from trainwright.base.errors import ConfigError, checked_arguments
 from trainwright.config.foreign_names import inner_key_hint
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
@@ -24,17 +24,14 @@ class ModelCheckpointCallback(Callback):
         ConfigTypeError: it has no such argument.
     """
 
+    @checked_arguments(partial(inner_key_hint, "model_checkpoint"))
     def __init__(
         self,
         trainercontrol: TrainerControl | None,
         filepath: str | os.PathLike[str] = "./",
         every_n_epoch: int = -1,
         every_n_iteration: int = -1,
-        **unknown: Never,
     ) -> None:
-        if unknown:
-            hint = partial(inner_key_hint, "model_checkpoint")
-            raise ConfigTypeError(unknown_arguments(ModelCheckpointCallback, unknown, hint))
         given = [period for period in (every_n_epoch, every_n_iteration) if period not in (-1, None)]
         if len(given) != 1 or type(given[0]) is not int or given[0] < 1:
             raise ConfigError(

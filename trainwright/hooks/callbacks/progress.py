@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping, Sized
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal, Never
+from typing import Any, Literal
 
 from trainwright.base.dist import is_main_process
-from trainwright.base.errors import ConfigTypeError, unknown_arguments
+from trainwright.base.errors import checked_arguments
 from trainwright.base.notebook import is_kernel
 from trainwright.base.terminal import print_line
 from trainwright.events.epoch_means import EpochLength, epoch_around, epoch_at, first_of_epoch
@@ -36,9 +36,8 @@ class PrintCallback(Callback):
     last batch of that evaluation, counted from 0 over all evaluations. Names without a value are omitted.
     """
 
-    def __init__(self, total_epoch_num: int, step_frequency: int = 16, **unknown: Never) -> None:
-        if unknown:
-            raise ConfigTypeError(unknown_arguments(PrintCallback, unknown))
+    @checked_arguments()
+    def __init__(self, total_epoch_num: int, step_frequency: int = 16) -> None:
         self.total_epoch_num = total_epoch_num
         self.step_frequency = step_frequency
 
@@ -66,9 +65,8 @@ class ProgressBarCallback(Callback):
     own. After each epoch a line on stderr: ``[epoch 1/2] loss=0.500, metric=0.250: 3/3 steps``. Only on rank 0.
     """
 
-    def __init__(self, total_epoch_num: int, train_dataloader: Sized, **unknown: Never) -> None:
-        if unknown:
-            raise ConfigTypeError(unknown_arguments(ProgressBarCallback, unknown))
+    @checked_arguments()
+    def __init__(self, total_epoch_num: int, train_dataloader: Sized) -> None:
         self.total_epoch_num = total_epoch_num
         self.train_dataloader = train_dataloader
         self._bar: LiveBar | None = None

@@ -1,10 +1,10 @@
 """TensorBoard events of losses, metrics and the learning rate at each step."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Never
+from typing import Any
 
 from trainwright.base.dist import is_main_process
-from trainwright.base.errors import ConfigTypeError, unknown_arguments
+from trainwright.base.errors import checked_arguments
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.callbacks.base import Callback
 from trainwright.hooks.callbacks.logs import Logs
@@ -22,15 +22,10 @@ class TensorBoardCallback(Callback):
         comment: the suffix of that name.
     """
 
+    @checked_arguments()
     def __init__(
-        self,
-        summary_writer_constructor: Callable[..., Any],
-        log_dir: str | None = None,
-        comment: str = "",
-        **unknown: Never,
+        self, summary_writer_constructor: Callable[..., Any], log_dir: str | None = None, comment: str = ""
     ) -> None:
-        if unknown:
-            raise ConfigTypeError(unknown_arguments(TensorBoardCallback, unknown))
         self.summary_writer_constructor = summary_writer_constructor
         self.log_dir = log_dir
         self.comment = comment
