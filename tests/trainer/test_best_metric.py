@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.toys import Classifier, Results, Samples, quiet
+from tests.toys import Classifier, Results, Samples, quiet, trained
 from tests.toys import file_config as config_of
 from tests.trainer.conftest import INPUTS as STOPPING_INPUTS
 from tests.trainer.conftest import PAIRS, Scripted, config, events_in, make
@@ -174,6 +174,50 @@ def test_an_eval_metric_that_no_evaluator_gives_is_refused_at_the_start(tmp_path
     ):
         DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator(), eval_metric="accuracy")).train()
     DefaultTrainer(file_config(tmp_path, evaluator=RegEvaluator()))  # the default names the metric of another one
+
+
+LOSSES = [4.0, 4.0, 1.0, 2.0, 2.0, 2.0, 2.5, 2.5, 2.5]  # of three epochs, whose means are 3, 2 and 2.5
+
+
+class Loses(nn.Module):
+    """Losses that the test gives, one for each batch of the training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        loss = torch.tensor(LOSSES)[self.calls.clone()] if self.training else torch.tensor(1.0)
+        self.calls += self.training
+        return {"loss": loss + 0 * self.weight}
+
+
+def zeros() -> Samples:
+    return Samples(x=torch.zeros(6, 2))
+
+
+@pytest.mark.parametrize("stop", [None, 4])
+@pytest.mark.parametrize("api", ["Python", "config file"])
+def test_of_the_training_loss_the_mean_of_the_epoch_counts_and_not_the_last_batch(
+    api: str, stop: int | None, tmp_path: Path
+) -> None:
+    def build(*, resume: bool = False) -> Any:
+        if api == "Python":
+            settings = {"num_epochs": 3, "batch_size": 2, "metrics": None, "metric_for_best_model": "train.loss"}
+            saves = {"save_steps": 1, "resume_from_checkpoint": resume}
+            return Trainer(Loses(), quiet(tmp_path, **settings, **saves), zeros(), zeros())
+        cfg = config_of(tmp_path, Loses, zeros, zeros, train_epoch=3, train_micro_batch_size=2, resume=resume)
+        cfg.train.evaluation.update({"evaluator": [], "eval_metric": "train.loss", "eval_after_n_epoch": 1})
+        cfg.train.checkpointer.period = 1
+        return DefaultTrainer(cfg)
+
+    if stop is not None:
+        trained(build(), stop=stop)
+    trainer = build(resume=stop is not None)
+    trainer.train()
+    extra = json.loads((Path(trainer.best_checkpoint) / "extra.json").read_text())
+    assert (extra["iteration"] + 1, extra["total_loss"]) == (6, 2.0)
 
 
 @pytest.mark.parametrize("best", [{"load_best_model_at_end": True}, {}])

@@ -87,6 +87,11 @@ class EpochMeans:
                     total, count = total + value, count + 1
             self._sums[name] = following, total, count
 
+    def so_far(self, name: str) -> float:
+        """The mean of the values that were added since the epoch has begun; NaN if none was finite."""
+        _, total, count = self._sums[name]
+        return total / count if count else math.nan
+
     def state_dict(self) -> dict[str, Any]:
         known = {name: list(pair) for name, pair in self.known.items()}
         return {"first": self.first, "known": known, "sums": {name: list(one) for name, one in self._sums.items()}}

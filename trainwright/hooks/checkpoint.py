@@ -170,6 +170,10 @@ class BestCheckpointer(HookBase):
 
     ``top_k``: also keep the k best checkpoints, as ``{file_prefix}_{number()}``; ``file_prefix`` is a link to the best
     of them. The number is that of the iteration by default.
+
+    Of a noisy metric of the training, such as ``total_loss``, the mean over the epoch so far counts, as its row in the
+    log. ``epoch_of`` returns the first iteration of the epoch of an iteration, and that of the next one; without it,
+    the median over the last 20 iterations counts.
     """
 
     slot = "evaluate"
@@ -186,6 +190,7 @@ class BestCheckpointer(HookBase):
         top_k: int = 1,
         number: Callable[[], str] | None = None,
         on_missing: Callable[[], None] | None = None,
+        epoch_of: Callable[[int], tuple[int, int]] | None = None,
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f"BestCheckpointer.mode: got {mode!r}; it must be 'max' or 'min'.")
@@ -206,7 +211,7 @@ class BestCheckpointer(HookBase):
         self._top_k = 0 if top_k == 1 else top_k  # the best one has its own name
         self._number = number or (lambda: f"{self._last_iteration():07d}")
         self._due: int | None = None
-        self._on_missing = on_missing
+        self._on_missing, self._epoch_of = on_missing, epoch_of
         self._has_warned = False
         self._is_late = False  # the metric comes from a hook that is called after this one, or is not computed
 
@@ -266,6 +271,8 @@ class BestCheckpointer(HookBase):
         value, put_at = storage.latest().get(metric, (math.nan, -1))
         if put_at < last:
             return False
+        if storage.smoothing_hints()[metric] and math.isfinite(value):  # not that of a single batch
+            value = storage.mean_of_epoch(metric, None if self._epoch_of is None else self._epoch_of(put_at)[0])
         if math.isfinite(value):
             if self.best is None or self._is_better(value, self.best):
                 self.best, self.best_iter, self._due = value, last, last
