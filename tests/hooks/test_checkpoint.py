@@ -246,5 +246,15 @@ def test_a_training_metric_chooses_the_best_checkpoint_also_at_the_end(tmp_path:
     best = BestCheckpointer(lambda: trainer.iter == 1, trainer.checkpointer, "score")
     trainer.register_hooks([put, best])
     trainer.train(0, 4)
-    assert (best.best, best.best_iter) == (3.0, 3)
+    assert (best.best, best.best_iter) == (2.5, 3)  # the mean since the check after the second iteration
     assert steps_in(tmp_path, "model_best") == 4
+
+
+def test_values_of_an_evaluation_that_a_hook_puts_are_compared_as_they_are(tmp_path: Path) -> None:
+    trainer = Trainer(tmp_path)
+    scores = {1: 1.0, 3: 5.0, 5: 3.0}
+    put = CallbackHook(after_step=lambda t: t.iter in scores and t.storage.put_scalar("score", scores[t.iter]))
+    best = BestCheckpointer(lambda: trainer.iter in scores, trainer.checkpointer, "score")
+    trainer.register_hooks([put, best])
+    trainer.train(0, 7)
+    assert (best.best, best.best_iter) == (5.0, 3)

@@ -138,7 +138,6 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
         on_missing=on_missing(metric, is_needed=spec.load_best_model_at_end),
         top_k=spec.save_top_k or 1,
         number=None if run.name_of_save is None else lambda: me.name_of_save(),
-        epoch_of=run.epoch_of(),
     )
     more = [
         BestCheckpointer(
@@ -148,7 +147,6 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
             one.mode(),
             one.file_name,
             on_missing=on_missing(one, is_needed=False),
-            epoch_of=run.epoch_of(),
         )
         for one in others
     ]

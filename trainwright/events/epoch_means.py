@@ -88,7 +88,7 @@ class EpochMeans:
             self._sums[name] = following, total, count
 
     def so_far(self, name: str) -> float:
-        """The mean of the values that were added since the epoch has begun; NaN if none was finite."""
+        """The mean of the values that were added since the last ``begin``; NaN if none was finite."""
         _, total, count = self._sums[name]
         return total / count if count else math.nan
 

@@ -373,18 +373,6 @@ class EventStorage:
             self.epoch_means.begin(first)
             self.epoch_means.end(*self._noisy(), following)
 
-    def mean_of_epoch(self, name: str, first: int | None) -> float:
-        """The mean of a noisy metric since iteration ``first`` of its epoch, as the epoch's row shows it.
-
-        None: there are no epochs; the smoothed value. NaN if no value is finite.
-        """
-        value, at = self.latest_with_smoothing_hint()[name]
-        if first is None or self.epoch_means.known.get(name, (0.0, None))[1] == at:
-            return value
-        self.epoch_means.begin(first)
-        self.epoch_means.add(*self._noisy())
-        return self.epoch_means.so_far(name)
-
     def _noisy(self) -> tuple[dict[str, HistoryBuffer], dict[str, float]]:
         """The histories of noisy metrics, and the iteration from which on their values are not final."""
         noisy = {name: history for name, history in self.histories().items() if self._hints[name] and len(history)}

@@ -21,6 +21,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest, numbered_name
 from trainwright.evaluation.evaluator import flatten_results_dict
+from trainwright.events.epoch_means import EpochMeans
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.writers.progress import unit_of
 from trainwright.hooks.base import BestResult, HookBase, has_failed
@@ -171,9 +172,8 @@ class BestCheckpointer(HookBase):
     ``top_k``: also keep the k best checkpoints, as ``{file_prefix}_{number()}``; ``file_prefix`` is a link to the best
     of them. The number is that of the iteration by default.
 
-    Of a noisy metric of the training, such as ``total_loss``, the mean over the epoch so far counts, as its row in the
-    log. ``epoch_of`` returns the first iteration of the epoch of an iteration, and that of the next one; without it,
-    the median over the last 20 iterations counts.
+    Of a noisy metric of the training, such as ``total_loss``, the mean since the last check counts: that of the epoch
+    where each epoch is evaluated once.
     """
 
     slot = "evaluate"
@@ -190,7 +190,6 @@ class BestCheckpointer(HookBase):
         top_k: int = 1,
         number: Callable[[], str] | None = None,
         on_missing: Callable[[], None] | None = None,
-        epoch_of: Callable[[int], tuple[int, int]] | None = None,
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f"BestCheckpointer.mode: got {mode!r}; it must be 'max' or 'min'.")
@@ -211,7 +210,8 @@ class BestCheckpointer(HookBase):
         self._top_k = 0 if top_k == 1 else top_k  # the best one has its own name
         self._number = number or (lambda: f"{self._last_iteration():07d}")
         self._due: int | None = None
-        self._on_missing, self._epoch_of = on_missing, epoch_of
+        self._on_missing = on_missing
+        self._since_check = EpochMeans()  # begins after each check
         self._has_warned = False
         self._is_late = False  # the metric comes from a hook that is called after this one, or is not computed
 
@@ -219,7 +219,13 @@ class BestCheckpointer(HookBase):
         # A checkpoint that is saved first has the new best value, and may be the last one that a killed run writes.
         top = {"top": [list(entry) for entry in self.top]} if self._top_k else {}
         best = {"best": self.best, "best_iter": self.best_iter, "results": self.best_results}
-        return {"metric": self.metric, **best, "due": self._due, **top}
+        hints = self.trainer.storage.smoothing_hints()
+        metric = next((name for name in self.names if name in hints), None)
+        since = {}
+        if metric is not None and hints[metric]:
+            self._add_values(metric)
+            since = {"since": self._since_check.state_dict()}
+        return {"metric": self.metric, **best, "due": self._due, **top, **since}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if state.get("metric", self.metric) != self.metric:  # the two cannot be compared
@@ -229,6 +235,8 @@ class BestCheckpointer(HookBase):
             return
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
         self.best_results = state.get("results", {})
+        if "since" in state:
+            self._since_check.load_state_dict(state["since"])
         self.top = [(value, at, name) for value, at, name in state.get("top", [])][: self._top_k]
 
     def before_first_step(self) -> None:
@@ -272,7 +280,9 @@ class BestCheckpointer(HookBase):
         if put_at < last:
             return False
         if storage.smoothing_hints()[metric] and math.isfinite(value):  # not that of a single batch
-            value = storage.mean_of_epoch(metric, None if self._epoch_of is None else self._epoch_of(put_at)[0])
+            self._add_values(metric)
+            value = self._since_check.so_far(metric)
+        self._since_check.begin(put_at + 1)
         if math.isfinite(value):
             if self.best is None or self._is_better(value, self.best):
                 self.best, self.best_iter, self._due = value, last, last
@@ -283,6 +293,10 @@ class BestCheckpointer(HookBase):
                 self.top.insert(place, (value, last, f"{self._file_prefix}_{self._number()}"))
                 self.top, self._due = self.top[: self._top_k], last
         return True
+
+    def _add_values(self, metric: str) -> None:
+        storage = self.trainer.storage
+        self._since_check.add({metric: storage.history(metric)}, {metric: storage.first_local_iteration(metric)})
 
     @property
     def names(self) -> tuple[str, str]:
