@@ -183,6 +183,19 @@ def test_what_a_failure_after_an_iteration_has_left_out_is_made_when_the_run_con
     torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("api", "how"), [("Trainer", "resume_from_checkpoint=True"), ("DefaultTrainer", "--resume")])
+@pytest.mark.parametrize(("failing", "at", "saved"), [("hook", 1, None), ("hook", 3, 2), ("evaluation", 6, 6)])
+def test_after_a_failure_the_log_says_from_which_checkpoint_a_resume_continues(
+    api: str, how: str, failing: str, at: int, saved: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(api, tmp_path, failing, at)
+    found = [text for text in caplog.messages if text.startswith("The training has failed")]
+    name = f"{saved or 1:02}" if api == "Trainer" else f"model_{(saved or 1) - 1:07}"
+    folder = tmp_path / "checkpoints" if api == "Trainer" else tmp_path
+    text = f"The training has failed after iteration {at}. {how} continues from {folder / name}."
+    assert found == ([] if saved is None else [text])
+
+
 @pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
 def test_an_evaluation_that_a_callback_requests_and_that_fails_is_made_when_the_run_continues(
     api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -163,6 +163,16 @@ class Interruptions(HookBase):
             _active.remove(self)
         while self._handled:
             restore_handler(self._handled.pop())
+        if dist.is_main_process() and self._has_trained() and not self._checkpointer.has_failed():
+            self._log_what_is_saved()
+
+    def _log_what_is_saved(self) -> None:
+        """After an error in the training: from which checkpoint a resume continues."""
+        failure = self.trainer.failure
+        if failure is None or issubclass(failure, STOPS) or not (newest := self._checkpointer.get_checkpoint_file()):
+            return
+        done = self.trainer.iterations_done
+        logger.info("The training has failed after iteration %d. %s continues from %s.", done, self._resume, newest)
 
     @contextmanager
     def stopping_evaluations(self, is_final: bool) -> Iterator[None]:
