@@ -18,6 +18,7 @@ from trainwright import DefaultTrainer, LazyCall, get_config
 from trainwright.config import ConfigError, LazyConfig
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.setup import bind_arguments
+from trainwright.data import build_image_test_loader
 from trainwright.engine import default_setup
 from trainwright.parallel.layout import Layout
 
@@ -309,3 +310,60 @@ def test_a_number_that_a_run_computes_is_a_warning_once_with_the_name_of_its_sch
     assert trainer.max_iter == 5
     found = [text for text in caplog.messages if "has no effect: the run computes it" in text]
     assert [text.partition(" has")[0] for text in found] == ["train.scheduler.g.max_iter=100"]
+
+
+@pytest.mark.parametrize("name", ["scheduler", "evaluator"])
+def test_a_schedule_or_evaluator_beside_the_sections_is_a_warning(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = config(tmp_path, train_iter=1, train_micro_batch_size=4)
+    cfg[name] = LazyCall(torch.optim.lr_scheduler.StepLR)(step_size=3)
+    if name == "evaluator":
+        del cfg.train.evaluation
+    DefaultTrainer(cfg)
+    assert f"{name}: a training does not read this lazy call" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("node", "text"),
+    [
+        ([LazyCall(rows)()], r"got a list of 1; it must be one loader, without the brackets: LazyCall\("),
+        ({"dataset": LazyCall(rows)()}, r"got a section with dataset, without _target_; describe a loader: LazyCall"),
+        (LazyCall(rows)(), r"got Samples, a data set; describe a loader of it"),
+        (5, r"got int, which yields no batches; describe a loader"),
+    ],
+)
+@pytest.mark.parametrize("key", ["train", "test"])
+def test_what_is_no_loader_is_answered_with_the_line_to_write(node: Any, text: str, key: str, tmp_path: Path) -> None:
+    cfg = config(tmp_path, train_iter=1, train_micro_batch_size=4)
+    cfg.dataloader[key] = node if key == "train" else [node]
+    name = "dataloader.train" if key == "train" else r"dataloader\.test\.0"
+    with pytest.raises(ConfigError, match=f"{name}: {text}"):
+        DefaultTrainer(cfg)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (
+            {"batch_size": 64},
+            "dataloader.batch_size: a training does not read it. Write train.train_micro_batch_size=64.",
+        ),
+        (
+            {"val": [LazyCall(build_image_test_loader)(dataset=LazyCall(rows)(), num_workers=0)]},
+            "Is dataloader.val it?",
+        ),
+        ({"train": LazyCall(build_image_test_loader)(dataset=LazyCall(rows)(), num_workers=0)}, "without shuffling"),
+        ({"batch_size": 4, "own": 3}, None),
+        ({"batch_size": 64, "own": "${.batch_size}"}, None),
+    ],
+)
+def test_keys_of_the_section_dataloader_that_mean_another_are_a_warning(
+    more: dict[str, Any], text: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = config(tmp_path, train_iter=1, train_micro_batch_size=4)
+    cfg.dataloader.pop("test", None)
+    cfg.dataloader.update(more)
+    DefaultTrainer(cfg)
+    found = [one for one in caplog.messages if "dataloader" in one]
+    assert not found if text is None else len(found) == 1 and text in found[0]

@@ -8,7 +8,14 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from torch.utils.data import ConcatDataset, Dataset, get_worker_info
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    Dataset,
+    RandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from tests.toys import Stream
 from trainwright.base.errors import ConfigError, ConfigTypeError
@@ -182,6 +189,12 @@ def test_a_sampler_node_sets_what_the_loader_does_not():
         build_image_train_loader(Numbers(), 3, sampler=SingleRoundSampler)
     with pytest.raises(ConfigTypeError, match=r"sampler: got 5 \(int\)"):
         build_image_train_loader(Numbers(), 3, sampler=5)
+    weighted = LazyCall(WeightedRandomSampler)(weights=[1.0, 2.0], num_samples=6)
+    for single in (weighted, RandomSampler(Numbers())):
+        with pytest.raises(ConfigTypeError, match=r"single indices.*BatchSampler\(\w+\(\.\.\.\), batch_size=3"):
+            build_image_train_loader(Numbers(), 3, sampler=single)
+    batches = BatchSampler(RandomSampler(Numbers()), batch_size=3, drop_last=True)
+    assert build_image_train_loader(Numbers(), 3, sampler=batches)[0].batch_sampler is batches
 
 
 def test_nodes_of_a_config_are_instantiated_here_where_nobody_did_before():

@@ -1,7 +1,9 @@
 import logging
+from typing import Any
 
 import pytest
 
+from trainwright.base.errors import ConfigTypeError
 from trainwright.evaluation import (
     DatasetEvaluator,
     DatasetEvaluators,
@@ -9,6 +11,7 @@ from trainwright.evaluation import (
     flatten_results_dict,
     print_csv_format,
 )
+from trainwright.evaluation.adapters import evaluator_of
 
 
 class Counter(DatasetEvaluator):
@@ -83,3 +86,57 @@ def test_figures_are_lines_to_copy(caplog):
         "copypaste: Acc@1,by class/cat",
         "copypaste: 12.3457,1.0000",
     ]
+
+
+class _Own(DatasetEvaluator):
+    def process(self, inputs: Any, outputs: Any) -> None: ...
+
+    def evaluate(self) -> dict[str, Any]:
+        return {}
+
+
+class _OfOutputs(_Own):
+    def process(self, outputs: Any) -> None:  # type: ignore[override]
+        ...
+
+
+class _WithoutResults(DatasetEvaluator):
+    def process(self, inputs: Any, outputs: Any) -> None: ...
+
+
+class _WithoutReset:
+    def update(self, predictions: Any, labels: Any) -> None: ...
+
+    def compute(self) -> dict[str, Any]:
+        return {}
+
+
+class _OfThree(_WithoutReset):
+    def reset(self) -> None: ...
+
+    def update(self, predictions: Any, labels: Any, weights: Any) -> None: ...  # type: ignore[override]
+
+
+class _Complete(_WithoutReset):
+    def reset(self) -> None: ...
+
+    def update(self, *batch: Any, **more: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (_OfOutputs, r"_OfOutputs\.process is called with \(inputs, outputs\)\. Write def process\(self, inputs, out"),
+        (_WithoutResults, r"_WithoutResults has no evaluate, .* Write def evaluate\(self\)"),
+        (_WithoutReset, r"_WithoutReset has no reset, which each evaluation calls\. Write def reset\(self\)"),
+        (_OfThree, r"_OfThree\.update is called with \(predictions, labels\)"),
+    ],
+)
+def test_an_evaluator_whose_methods_cannot_be_called_is_refused_before_an_evaluation(kind: type, text: str) -> None:
+    with pytest.raises(ConfigTypeError, match=f"train.evaluation.evaluator: {text}"):
+        evaluator_of(kind(), "train.evaluation.evaluator")
+
+
+def test_evaluators_of_the_user_that_can_be_called_are_accepted() -> None:
+    for one in (_Own(), _Complete(), lambda predictions, labels: {}):
+        assert isinstance(evaluator_of(one, "here"), DatasetEvaluator)

@@ -27,7 +27,7 @@ def on_first_use(package: str, module_of: Mapping[str, str]) -> Callable[[str], 
 
     def load(name: str) -> object:
         if name not in module_of:
-            text, hint = f"module {package!r} has no attribute {name!r}", _hint(name, package)
+            text, hint = f"module {package!r} has no attribute {name!r}", import_hint(name, package)
             # Of `from package import name` Python drops the text of an AttributeError.
             if hint and sys._getframe(1).f_code.co_name == "_handle_fromlist":
                 raise ImportError(text + hint, name=package)
@@ -46,7 +46,7 @@ def on_first_use(package: str, module_of: Mapping[str, str]) -> Callable[[str], 
 PUBLIC = ("hooks", "events", "evaluation", "checkpoint", "config", "data", "models", "optim", "parallel", "engine")
 
 
-def _hint(name: str, package: str) -> str:
+def import_hint(name: str, package: str) -> str:
     """The import of the public name that is meant, or of the nearest one, as the end of a message; "" without one."""
     folders = vars(sys.modules[package]).get("__path__", ())  # not with getattr, which asks a module for it here
     if name.startswith("_") or PathFinder.find_spec(f"{package}.{name}", folders) is not None:  # a file of the package

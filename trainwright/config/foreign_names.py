@@ -270,6 +270,9 @@ CALLS = {
     **dict.fromkeys(("evaluator", "val_evaluator", "test_evaluator"), "train.evaluation.evaluator"),
 }
 
+# Loaders of evaluations in the section dataloader, which here are its list test.
+EVALUATED = ("val", "valid", "validation", "eval", "evaluation", "dev")
+
 # What else a user may look for, by the key that a hint names.
 BESIDE = {"train.hooks": " A subclass of DefaultTrainer may override build_hooks, the list of all hooks."}
 

@@ -151,9 +151,13 @@ class DefaultTrainer(RunMethods):
         if not isinstance(nodes, list | tuple | ListConfig | Mapping | DictConfig):
             raise ConfigTypeError(f"dataloader.test: got {type(nodes).__name__}; it must be a list of loaders.")
         given = {"test_batch_size": cfg.train.test_micro_batch_size, "seed": cfg.train.seed, "tokenizer": tokenizer}
-        if not isinstance(nodes, Mapping | DictConfig):
-            return [setup.call_with_known(node, given) for node in nodes]
-        named = {str(name): setup.call_with_known(node, given) for name, node in nodes.items()}
+        is_named = isinstance(nodes, Mapping | DictConfig)
+        each = nodes.items() if is_named else enumerate(nodes)
+        named = {str(name): setup.call_with_known(node, given) for name, node in each}
+        for name, loader in named.items():
+            setup.refuse_other_than_loader(loader, f"dataloader.test.{name}", "build_image_test_loader")
+        if not is_named:
+            return list(named.values())
         for name, loader in named.items():
             loader.name = name  # of its results
         return list(named.values())

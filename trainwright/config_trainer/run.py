@@ -17,6 +17,7 @@ from trainwright.base.dist import get_averaging_rank, get_data_parallel_size, is
 from trainwright.base.errors import ConfigError, nearest_of
 from trainwright.base.lazy_names import ring
 from trainwright.checkpoint.folder import numbered_name
+from trainwright.config import foreign_names
 from trainwright.config.config_file.checks import validate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.provenance import value_at
@@ -104,6 +105,8 @@ class ConfigRun(Run):
         seed_everything(cfg.train.seed)  # callbacks may have drawn numbers
         if not self.has_own_trainer:  # which may read them
             setup.warn_of_unread_calls(given)
+            setup.warn_of_unread_loader_keys(given)
+            setup.warn_of_order(value_at(given, "dataloader.train"))
         resume = bool(try_get_key(cfg, "train.resume", default=False))
         self.folder = RunFolder(cfg.train.output_dir, resume=resume, records=records)
         self.state = TrainingState(self.trainer)
@@ -119,6 +122,7 @@ class ConfigRun(Run):
         setup.limit_data(cfg.train, self.train_loader)
         self.test_loader = trainer.build_test_loader(cfg, self.tokenizer)
         near = None if "test" in cfg.dataloader else nearest_of("test", map(str, cfg.dataloader))
+        near = near or next((name for name in foreign_names.EVALUATED if name in cfg.dataloader), None)
         if near is not None and not self.test_loader:
             logger.warning("There is no dataloader.test, so nothing is evaluated. Is dataloader.%s it?", near)
         sizes = {place: data_size(getattr(one, "dataset", None)) for place, one in enumerate(self.test_loader)}

@@ -43,8 +43,10 @@ from trainwright.config.config_file.sections import (
 )
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import instantiate, locate_target
-from trainwright.config.lazy.lazy_config import PACKAGED, SECTIONS, get_config, try_get_key
+from trainwright.config.lazy.lazy_config import SECTIONS, call_fault, get_config, try_get_key
 from trainwright.config.lazy.provenance import (
+    OWN_FILES,
+    TARGET,
     are_several,
     is_set,
     is_trusted,
@@ -58,6 +60,7 @@ from trainwright.config.secrets import redact_command, remember_secrets, without
 from trainwright.config.windows import WindowEpochs, Windows
 from trainwright.config.yaml_file import read_mapping
 from trainwright.data.batch_loader import BatchLoader, make_loader
+from trainwright.data.loaders import build_image_test_loader, build_nlp_test_loader
 from trainwright.data.sampler import CyclicSampler, SingleRoundSampler
 from trainwright.engine.folder.files import RunFiles
 from trainwright.engine.folder.mirrored import fetch_run, mirror_of
@@ -117,18 +120,55 @@ def apply_dev_run(cfg: DictConfig) -> None:
 
 
 def check_loader(loader: Any, batch_size: int) -> None:
-    """Raise for a data set in place of the training loader, and for batches of another size than the run counts."""
-    if isinstance(loader, Dataset):
-        raise ConfigTypeError(
-            f"dataloader.train: got {type(loader).__name__}, a data set; describe a loader of it:"
-            " LazyCall(build_image_train_loader)(dataset=...)."
-        )
+    """Raise for what is no training loader, and for batches of another size than the run counts."""
+    refuse_other_than_loader(loader, "dataloader.train", "build_image_train_loader")
     own = loader.batch_size if type(loader) is DataLoader else None
     if own not in (None, batch_size):
         raise ConfigError(
             f"dataloader.train: its batches have {own} samples, and train.train_micro_batch_size={batch_size}, by which"
             " samples and epochs are counted. Give both one value."
         )
+
+
+def refuse_other_than_loader(loader: Any, path: str, builder: str) -> None:
+    """Raise for a data set, a section or a list in place of a loader, which ``builder`` builds."""
+    if (fault := call_fault(loader)) is not None:
+        raise ConfigTypeError(f"{path}: {fault}")
+    if isinstance(loader, Dataset):
+        what = f"{type(loader).__name__}, a data set; describe a loader of it:"
+    elif isinstance(loader, ListConfig):
+        what = f"a list of {len(loader)}; it must be one loader, without the brackets:"
+    elif isinstance(loader, DictConfig):
+        what = f"a section with {', '.join(map(str, loader))}, without {TARGET}; describe a loader:"
+    elif hasattr(loader, "__iter__") and not isinstance(loader, str):
+        return
+    else:
+        what = f"{type(loader).__name__}, which yields no batches; describe a loader:"
+    raise ConfigTypeError(f"{path}: got {what} LazyCall({builder})(dataset=...).")
+
+
+def warn_of_order(node: Any) -> None:
+    """Log a training loader whose builder is that of evaluations."""
+    target = locate_target(node) if isinstance(node, DictConfig) and TARGET in node else None
+    if target in (build_image_test_loader, build_nlp_test_loader) and node.get("sampler") is None:
+        name = target.__name__
+        logger.warning(
+            "dataloader.train: %s reads the samples in one order, without shuffling. Write LazyCall(%s)(...).",
+            name, name.replace("test", "train"),
+        )  # fmt: skip
+
+
+def warn_of_unread_loader_keys(cfg: DictConfig) -> None:
+    """Log values of the section dataloader that belong to another section, which has others."""
+    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
+
+    loaders = value_at(cfg, "dataloader")
+    own = {str(key) for key in loaders} - {"train", "test"} if isinstance(loaders, DictConfig) else set[str]()
+    for name in sorted(own & keys_by_name().keys()):
+        value, key = value_at(loaders, name), keys_by_name()[name]
+        is_plain = isinstance(value, int | float | str) and value_at(cfg, key) != value
+        if is_plain and not re.search(rf"\$\{{[^}}]*\b{name}\b", str(to_plain(cfg)[0])):
+            logger.warning("dataloader.%s: a training does not read it. Write %s=%r.", name, key, value)
 
 
 def limit_data(train: DictConfig, data_loader: Any) -> None:
@@ -271,7 +311,7 @@ def warn_of_unread_calls(cfg: DictConfig) -> None:
     """Log lazy calls, named as in other libraries, in place of which a training uses the packaged default."""
     for name, key in foreign_names.CALLS.items():
         call, default = value_at(cfg, name), value_at(cfg, key)
-        is_default = (file := origin_file(default)) is not None and file.is_relative_to(PACKAGED)
+        is_default = (file := origin_file(default)) is not None and file.is_relative_to(OWN_FILES)
         if not (isinstance(call, DictConfig) and "_target_" in call and is_default):
             continue
         others = {other: node for other, node in raw_children(cfg).items() if other != name}

@@ -19,7 +19,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice, pairwise
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Dataset
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from trainwright.base.dist import (
     get_averaging_rank,
@@ -204,6 +212,9 @@ for _builder in (build_image_train_loader, build_image_test_loader, build_nlp_tr
     vars(_builder)["builds_itself"] = {"sampler", "train_sampler", "test_sampler"}
 
 
+_OF_INDICES = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+
+
 def _make_sampler(sampler: Any, dataset: Any, batch_size: int, **settings: Any) -> Any:
     given = {
         "dataset": dataset,
@@ -227,6 +238,12 @@ def _make_sampler(sampler: Any, dataset: Any, batch_size: int, **settings: Any) 
             raise ConfigTypeError(
                 f"sampler: got {sampler!r} ({type(sampler).__name__}); it must be a sampler class, a lazy node, or "
                 "an object that yields lists of indices."
+            )
+        if isinstance(sampler, _OF_INDICES):
+            kind = type(sampler).__name__
+            raise ConfigTypeError(
+                f"sampler: got a {kind} of torch, which yields single indices; the loader takes one that yields lists"
+                f" of them: BatchSampler({kind}(...), batch_size={batch_size}, drop_last=True)."
             )
         return sampler
     try:

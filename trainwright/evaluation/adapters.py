@@ -1,11 +1,13 @@
 """Metrics of torchmetrics and metrics handlers as evaluators, and evaluators as metrics handlers."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
 
 from trainwright.base.errors import ConfigTypeError
+from trainwright.base.signatures import read_signature
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, required, single_evaluators
 from trainwright.models.outputs import predictions_of
 from trainwright.models.targets import target_of
@@ -117,6 +119,7 @@ def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
     if isinstance(given, list | tuple):
         return DatasetEvaluators([evaluator_of(one, where) for one in given])
     if isinstance(given, DatasetEvaluator):
+        _check_calls(given, {"reset": (), "process": ("inputs", "outputs"), "evaluate": ()}, where)
         return given
     from trainwright.config import LazyCall  # here: loads omegaconf
 
@@ -132,7 +135,27 @@ def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
             f"{where}: got {kind}; it must be a DatasetEvaluator, a metric of torchmetrics, a metrics handler, such as"
             f" TorchMetricsHandler(names), a function of (predictions, labels), or a list or dict of these.{hint}"
         )
+    if not (is_function or isinstance(given, nn.Module)):
+        _check_calls(given, {"reset": (), "update": ("predictions", "labels"), "compute": ()}, where)
     return MetricEvaluator(handler_of(given))
+
+
+def _check_calls(given: Any, calls: Mapping[str, tuple[str, ...]], where: str) -> None:
+    """Raise ConfigTypeError for a method of the user's that is missing, or does not take its arguments."""
+    kind = type(given)
+    for name, arguments in calls.items():
+        method, line = getattr(given, name, None), f"Write def {name}({', '.join(('self', *arguments))})."
+        inherited = getattr(DatasetEvaluator, name, None)
+        is_base = name != "reset" and inherited is not None and getattr(method, "__func__", None) is inherited
+        if not callable(method) or is_base:
+            raise ConfigTypeError(f"{where}: {kind.__name__} has no {name}, which each evaluation calls. {line}")
+        try:
+            with suppress(ValueError):  # it has no signature
+                read_signature(method).bind(*arguments)
+        except TypeError:
+            raise ConfigTypeError(
+                f"{where}: {kind.__name__}.{name} is called with ({', '.join(arguments)}). {line}"
+            ) from None
 
 
 def _named(evaluator: DatasetEvaluator, name: str) -> DatasetEvaluator:

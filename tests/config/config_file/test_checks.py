@@ -197,3 +197,28 @@ def test_an_argument_that_a_loader_lacks_is_answered_with_its_place(tmp_path: Pa
     cfg.dataloader.train[argument] = 4
     with pytest.raises(ConfigTypeError, match=f"{argument!r} is not one of its arguments.*{hint}"):
         DefaultTrainer(cfg)
+
+
+def test_a_lazy_call_without_its_second_call_is_named_at_any_depth():
+    cfg = whole()
+    cfg.model = LazyCall(Anything)(parts=[LazyCall(dict)(), LazyCall(Classifier)])
+    cfg.train.scheduler = LazyCall(Anything)
+    text = str(fault(cfg))
+    assert re.search(
+        r"model\.parts\.1.*Classifier\) was not called\. .* Write LazyCall\(.*Classifier\)\(\.\.\.\)", text
+    )
+    assert re.search(r"train\.scheduler.*Anything\) was not called", text)
+
+
+@pytest.mark.parametrize("key", ["scheduler", "evaluation.evaluator"])
+def test_a_class_in_place_of_a_part_is_answered_with_its_lazy_call(key):
+    cfg = whole()
+    OmegaConf.update(cfg.train, key, Anything, merge=False)
+    assert re.search(rf"train\.{key}.*got the class .*Write|LazyCall\(.*Anything\)\(", str(fault(cfg)))
+
+
+def test_a_key_of_a_packaged_lazy_call_is_in_the_file_that_set_it():
+    cfg = whole()
+    cfg.train.scheduler = get_config("common/train.py").train.scheduler
+    cfg.train.scheduler.warmup_iters = 5
+    assert "train.scheduler.warmup_iters (in c.py): " in str(fault(cfg, source="c.py"))

@@ -1,5 +1,6 @@
 """Loading Python files leaves the process as it was."""
 
+import re
 import sys
 import warnings
 
@@ -129,3 +130,25 @@ def test_a_call_without_an_argument_in_code_that_the_file_calls_is_no_forgotten_
     with pytest.raises(TypeError, match="missing") as caught:
         LazyConfig.load(tmp_path / "config.py")
     assert "lazy call" not in str(caught.value.__notes__)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("model = LazyCall(dict)(a=1)", r"line 1\. Write `from trainwright import LazyCall`"),
+        ("width = 3\nmodel = dict(a=widht)", r"line 2\. Did you mean 'width'\?"),
+        ("model = dict(a=ResNet18)", r"line 1\. Import it, for example with `from your_module import ResNet18`"),
+        ("from libai.config import LazyCall", r"line 1\. Here it is `from trainwright import LazyCall`"),
+        ("from trainwright.callbacks import ProgressBar", r"line 1"),
+        ("from trainwright.lr_scheduler import WarmupCosineLR", r"`from trainwright\.optim import WarmupCosineLR`"),
+        (
+            "from trainwright import LazyCall\nmodel = LazyCall(dict)(a=1)\nmodel = model()",
+            r"line 3\. LazyCall\(X\)\(\.\.\.\) describes a call, and takes no more brackets",
+        ),
+    ],
+)
+def test_a_name_or_module_that_is_not_there_is_answered_with_the_line_to_write(tmp_path, text, answer):
+    (tmp_path / "c.py").write_text(text + "\n")
+    with pytest.raises((NameError, ImportError, TypeError)) as caught:
+        LazyConfig.load(tmp_path / "c.py")
+    assert re.search(answer, "\n".join(caught.value.__notes__))

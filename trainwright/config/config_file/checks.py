@@ -25,9 +25,18 @@ from trainwright.base.errors import (
 from trainwright.config import rules
 from trainwright.config.config_file.sections import milestone_fault
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, find_target
-from trainwright.config.lazy.lazy_config import OWN_CODE, PACKAGED, SECTIONS, call_fault, section_fault, warn_of_unread
+from trainwright.config.lazy.lazy_config import (
+    OWN_CODE,
+    PACKAGED,
+    SECTIONS,
+    LazyCall,
+    call_fault,
+    section_fault,
+    warn_of_unread,
+)
 from trainwright.config.lazy.overrides import CANONICAL
 from trainwright.config.lazy.provenance import (
+    OWN_FILES,
     TARGET,
     are_several,
     is_trusted,
@@ -85,9 +94,9 @@ def _line(cfg: DictConfig, fault: Fault, source: str | None) -> str:
         place = f" (set by an override on the command line: {override!r})"
     else:
         file = fault.origin or source
-        if file and source and Path(file).is_relative_to(PACKAGED):
+        if file and source and Path(file).is_relative_to(OWN_FILES):
             file = source  # it has changed what a packaged file defines
-        place = f" (in {shown(file)})" if file and not Path(file).is_relative_to(PACKAGED) else ""
+        place = f" (in {shown(file)})" if file and not Path(file).is_relative_to(OWN_FILES) else ""
     return f"{fault.path}{place}: {fault.text}"
 
 
@@ -338,6 +347,8 @@ def _target_faults(cfg: DictConfig) -> Iterator[Fault]:
                 text = f"is not an optimizer; optim has several by name. {nearest}"
                 yield Fault(path, text, ConfigKeyError)
                 continue
+            if isinstance(section, LazyCall | type) and path not in SECTIONS:  # those are checked before
+                yield Fault(path, str(call_fault(section)), ConfigTypeError)
             yield from _node_faults(section, path, also=_ALSO_ACCEPTED if name == "optim" else set())
 
 
@@ -355,6 +366,8 @@ def _node_faults(node: Any, path: str, also: set[str] | frozenset[str] = frozens
         value, fault = _value(node, key, where)
         if fault is not None:
             yield fault
+        elif isinstance(value, LazyCall):
+            yield Fault(where, str(call_fault(value)), ConfigTypeError, origin_of(node))
         elif isinstance(value, DictConfig | ListConfig):
             yield from _node_faults(value, where)
 

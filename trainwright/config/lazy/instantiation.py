@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
@@ -11,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainwright.base.errors import ConfigError, ConfigImportError, ConfigKeyError, ConfigTypeError
 from trainwright.config.lazy.allowlist import locate_untrusted
 from trainwright.config.lazy.provenance import (
+    OWN_FILES,
     TARGET,
     building_data,
     holds_data,
@@ -210,6 +212,7 @@ def _place(node: Any, key: Any = None, path: str = "") -> str:
 
 def _set_in(node: Any) -> str:
     origin = origin_of(node)
-    places = [f"set in {shown(origin)}"] if origin else []
+    is_default = origin is not None and Path(origin).is_relative_to(OWN_FILES)
+    places = [f"set in {shown(origin)}"] if origin and not is_default else []
     places += [f"override {text!r}" for text in overrides_of(node)]
     return f" [{', '.join(places)}]" if places else ""

@@ -22,7 +22,7 @@ from trainwright.base.errors import (
 from trainwright.base.notebook import show_type_as_html, tree
 from trainwright.config import foreign_names
 from trainwright.config.lazy.overrides import apply_overrides
-from trainwright.config.lazy.provenance import TARGET, mark, mark_default, set_origin, value_at
+from trainwright.config.lazy.provenance import OWN_FILES, TARGET, mark, mark_default, set_origin, value_at
 from trainwright.config.lazy.python_file import as_node, load_python
 from trainwright.config.lazy.serialization import DEFAULTS, save, to_plain, to_py
 from trainwright.config.lazy.targets import dotted_path, is_structured, short_name, takes_config
@@ -148,7 +148,7 @@ class MissingConfigError(MissingFileError, RuntimeError):
 
 
 OWN_CODE = ("train.callbacks", "train.hooks")  # lists of lazy calls
-PACKAGED = Path(__file__).parents[1] / "defaults"
+PACKAGED = OWN_FILES / "defaults"
 # Packaged defaults that are replaced if the user sets another of them: the length, and the metric with its direction.
 MARKED = ("train.train_iter", "train.train_epoch", "train.evaluation.eval_metric", "train.evaluation.eval_mode")
 

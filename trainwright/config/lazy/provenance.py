@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainwright.base.files import relative_path
 
 TARGET = "_target_"
+OWN_FILES = Path(__file__).parents[1]  # with the packaged defaults, and the table of settings that they are made from
 _UNTRUSTED = "untrusted"
 _ORIGIN = "origin"
 _OVERRIDES = "overrides"

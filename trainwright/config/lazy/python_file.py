@@ -30,6 +30,7 @@ from trainwright.base.errors import (
     did_you_mean,
     nearest_name,
 )
+from trainwright.base.lazy_names import import_hint
 from trainwright.config.lazy.provenance import TARGET
 from trainwright.config.yaml_file import regular_file
 
@@ -61,10 +62,16 @@ def as_node(value: Any, name: str, file: str | os.PathLike[str]) -> Any:
         ) from error
 
 
+def _step_in(path: Path, error: Exception) -> traceback.FrameSummary | None:
+    """The line of the file that raised the error."""
+    steps = traceback.extract_tb(error.__traceback__)
+    return next((step for step in reversed(steps) if step.filename == str(path)), None)
+
+
 def _line_in(path: Path, error: Exception) -> str:
     """The line of the file that raised the error, as ", line 12"."""
-    steps = traceback.extract_tb(error.__traceback__)
-    return next((f", line {step.lineno}" for step in reversed(steps) if step.filename == str(path)), "")
+    step = _step_in(path, error)
+    return "" if step is None else f", line {step.lineno}"
 
 
 def _without_lazy_call(path: Path, error: Exception) -> str:
@@ -78,12 +85,40 @@ def _without_lazy_call(path: Path, error: Exception) -> str:
     return f". The run gives {called[3]!r} to a lazy call: write LazyCall({called[1]})(...)"
 
 
+def _not_there(error: Exception, namespace: Mapping[str, Any]) -> str:
+    """A sentence for a name that is not defined, and for a lazy call that is called again."""
+    if isinstance(error, TypeError) and "'DictConfig' object is not callable" in str(error):
+        return (
+            ". LazyCall(X)(...) describes a call, and takes no more brackets: the run makes the call, and"
+            " instantiate(node) makes it at once"
+        )
+    if not isinstance(error, NameError) or not error.name:
+        return ""
+    if near := nearest_name(error.name, [one for one in namespace if one[0] != "_"]):
+        return f".{near}"
+    own = f". Import it, for example with `from your_module import {error.name}`, or define it above this line"
+    return import_hint(error.name, "trainwright").replace(": it is", ". Write") or own
+
+
+# Libraries with config files of this form.
+_OTHERS = ("libai", "detectron2", "hydra", "mmengine", "trainwright")
+
+
+def _missing_module(path: Path, error: ImportError) -> str:
+    """A sentence for an import from another library that is not installed, or from a module that is not in this one."""
+    step = _step_in(path, error)
+    if not isinstance(error, ModuleNotFoundError) or step is None or str(error.name).partition(".")[0] not in _OTHERS:
+        return ""
+    imported = re.search(r"\bimport\s+\(?\s*(\w+)", step.line or "")
+    return "" if imported is None else import_hint(imported[1], "trainwright").replace(": it is", ". Here it is")
+
+
 def _import_error(path: Path, error: ImportError) -> ImportError:
     """The error of an import in the file, with the nearest name in the module."""
     place, name = f"{path}{_line_in(path, error)}", re.match("cannot import name '(.+?)' from", str(error))
     module = sys.modules.get(error.name or "")
     if isinstance(error, ConfigImportError) or name is None or module is None:
-        error.add_note(f"while running the configuration file {place}")
+        error.add_note(f"while running the configuration file {place}{_missing_module(path, error)}")
         return error
     near = nearest_name(name[1], [one for one in vars(module) if one[0] != "_"])
     text = f"{place}: the module {error.name!r} ({module.__file__}) has no {name[1]!r}.{near}"
@@ -148,7 +183,7 @@ def _run(path: Path) -> dict[str, Any]:
     except ConfigAttributeError as error:
         raise _missing_key(path, error) from error
     except Exception as error:
-        line, hint = _line_in(path, error), _without_lazy_call(path, error)
+        line, hint = _line_in(path, error), _without_lazy_call(path, error) or _not_there(error, namespace)
         error.add_note(f"while running the configuration file {path}{line}{hint}")
         raise
     finally:
