@@ -670,6 +670,28 @@ def test_one_score_for_each_sample_is_not_for_a_loss_of_classes(
     assert not (tmp_path / "metrics.json").exists()
 
 
+class Chooses(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input).argmax(1)
+
+
+class Computes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def call(self, x: Tensor) -> Tensor:  # as Keras calls it
+        return self.layer(x)  # type: ignore[no-any-return]
+
+
+def test_classes_are_no_scores_and_a_model_without_forward_is_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"takes scores, and the outputs are int64 of .* without argmax"):
+        Trainer(Chooses(4, 3), config(tmp_path), PAIRS).train()
+    with pytest.raises(NotImplementedError) as error:
+        Trainer(Computes(), config(tmp_path), PAIRS).train()
+    assert "define it, or rename the method that computes the outputs" in "".join(error.value.__notes__)
+
+
 def test_scores_are_not_for_a_loss_of_log_probabilities(tmp_path: Path) -> None:
     settings = config(tmp_path, num_epochs=1, loss="NLLLoss")
     Trainer(nn.Sequential(nn.Linear(4, 3), nn.LogSoftmax(1)), settings, PAIRS).train()

@@ -47,8 +47,8 @@ if TYPE_CHECKING:
 _Metrics = Annotated[
     list[Annotated[str, Field(min_length=1)] | MetricConfig] | None,
     Allowed(
-        "a list of names, of dicts and of MetricConfigs (of objects and functions: metrics_handler of the Trainer), or"
-        " None"
+        "a list of names, of dicts and of MetricConfigs (objects and functions go to"
+        " the Trainer: metrics_handler=[...]), or None"
     ),
 ]
 _NO = {"no": None, "null": None, "None": None, False: None}

@@ -174,6 +174,10 @@ _FIXES = {
         "An embedding has no row for an id of this batch: ids are 0 to num_embeddings - 1. Tokens that were added to a"
         " tokenizer need a larger embedding (resize_token_embeddings in transformers)."
     ),
+    r'missing the required "forward" function': (
+        "The run calls the model, and so its forward(...): define it, or rename the method that computes the outputs."
+        " A module that only holds others, such as nn.ModuleDict, needs a step of your own."
+    ),
     r"weight tensor should be defined either for all (\d+) classes .*got weight tensor of shape: \[(.*?)\]": (
         r"The loss has weights of the shape [\2], and the model returns scores for \1 classes: give one weight for each"
         r" class, or change the number of the model's outputs."

@@ -418,6 +418,11 @@ def _refuse_scores(loss: str, outputs: Tensor, target: Tensor) -> None:
     is_flat = outputs.dim() == target.dim() == 1
     has_values = simulation() is None
     is_distribution = is_flat and target.is_floating_point() and (not has_values or abs(float(target.sum()) - 1) < 1e-3)
+    if not outputs.is_floating_point():
+        raise ConfigError(
+            f"TrainingConfig.loss: {loss} takes scores, and the outputs are {str(outputs.dtype).removeprefix('torch.')}"
+            f" of the shape {tuple(outputs.shape)}. Return the scores of all classes, without argmax or a comparison."
+        )
     if (is_flat and not is_distribution) or (outputs.dim() > 1 and outputs.shape[1] == 1):
         raise ConfigError(
             f"TrainingConfig.loss: {loss} takes a score for each class, and the outputs have the shape"

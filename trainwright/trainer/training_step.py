@@ -267,8 +267,8 @@ class TrainingStep:
         logs = (step.train if self._run.spec.graph else self._train_chosen)(model, batch)
         if overrides.has("train_step") and not isinstance(logs, Mapping):
             raise ConfigTypeError(
-                f'{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with "step_loss" in'
-                " it."
+                f"{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with the loss:"
+                ' return {"step_loss": loss.detach()}.'
             )
         loss = logs.get("step_loss")
         if overrides.has("training_step") and not overrides.has("train_step") and not hasattr(loss, "__float__"):
