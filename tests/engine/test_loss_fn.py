@@ -687,6 +687,12 @@ class Computes(nn.Module):
 def test_classes_are_no_scores_and_a_model_without_forward_is_none(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"takes scores, and the outputs are int64 of .* without argmax"):
         Trainer(Chooses(4, 3), config(tmp_path), PAIRS).train()
+    with pytest.raises(ConfigError, match=r"returned tuple. Return one of the 2 from it, such as outputs\[0\]"):
+        Trainer(nn.LSTM(4, 3), config(tmp_path), PAIRS).train()
+    masks = TensorDataset(torch.rand(8, 3, 4, 4), torch.ones(8, 1, 4, 4, dtype=torch.long))
+    with pytest.raises(RuntimeError) as of_pixels:
+        Trainer(nn.Conv2d(3, 2, 1), config(tmp_path), masks).train()
+    assert "labels.squeeze(1) of (B, 1, H, W)" in "".join(of_pixels.value.__notes__)
     with pytest.raises(NotImplementedError) as error:
         Trainer(Computes(), config(tmp_path), PAIRS).train()
     assert "define it, or rename the method that computes the outputs" in "".join(error.value.__notes__)

@@ -274,6 +274,12 @@ def test_early_stopping_without_evaluations_is_named(
 ) -> None:
     Trainer(nn.Linear(4, 2), quiet(tmp_path, early_stopping=stopping, num_epochs=1), DATA).train()
     assert "nothing is evaluated" in caplog.text
+    caplog.clear()
+    for monitor, is_named in (("eval_loss", True), ("epoch_loss", False)):
+        callback = EarlyStoppingCallback(None, monitor, patience=1, mode="min")
+        Trainer(nn.Linear(4, 2), quiet(tmp_path, num_epochs=1), DATA, callbacks=[callback]).train()
+        assert caplog.text.count("EarlyStoppingCallback: watches eval_loss, but nothing is evaluated") == is_named
+        caplog.clear()
 
 
 class LossAlone(Scripted):

@@ -174,6 +174,10 @@ _FIXES = {
         "An embedding has no row for an id of this batch: ids are 0 to num_embeddings - 1. Tokens that were added to a"
         " tokenizer need a larger embedding (resize_token_embeddings in transformers)."
     ),
+    r"only batches of spatial targets supported \(3D tensors\) but got targets of dimension: (\d)": (
+        r"The labels of pixels have the shape (B, H, W), these have \1 dimensions: labels.squeeze(1) of (B, 1, H, W),"
+        r" labels.argmax(1) of one plane per class."
+    ),
     r'missing the required "forward" function': (
         "The run calls the model, and so its forward(...): define it, or rename the method that computes the outputs."
         " A module that only holds others, such as nn.ModuleDict, needs a step of your own."

@@ -303,13 +303,8 @@ def early_stopping(
         return []
     given = spec.as_set["early_stopping"] if spec.is_set("early_stopping") else {}
     settings: dict[str, Any] = dict(spec.early_stopping)
-    if given and not evaluates and str(given.get("monitor", "eval")).startswith("eval"):
-        logger.warning(
-            "%s: watches %s, but nothing is evaluated, so it never stops the run. %s, or watch a training metric such"
-            " as 'epoch_loss'.",
-            spec.where("early_stopping"), given.get("monitor", "the result of an evaluation"),
-            FOR_EVALUATIONS[spec.api],
-        )  # fmt: skip
+    if given and not evaluates:
+        _warn_of_no_evaluation(spec, spec.where("early_stopping"), given.get("monitor"))
     if "monitor" in given:
         monitor, mode = best.monitor(settings["monitor"], settings["mode"], is_put_by_user=is_put_by_user)
         settings |= {"monitor": monitor, "mode": mode}
@@ -324,8 +319,21 @@ def early_stopping(
     return [callback]
 
 
-def check_monitors(callbacks: Iterable[Callback], best: BestMetric, *, is_put_by_user: bool) -> None:
+def _warn_of_no_evaluation(spec: RunSpec, where: str, monitor: object) -> None:
+    """Log that nothing computes what an early stopping watches; ``monitor``: None if it is the best metric."""
+    if monitor is None or str(monitor).startswith("eval"):
+        logger.warning(
+            "%s: watches %s, but nothing is evaluated, so it never stops the run. %s, or watch a training metric such"
+            " as 'epoch_loss'.", where, monitor or "the result of an evaluation", FOR_EVALUATIONS[spec.api],
+        )  # fmt: skip
+
+
+def check_monitors(
+    spec: RunSpec, callbacks: Iterable[Callback], best: BestMetric, *, evaluates: bool, is_put_by_user: bool
+) -> None:
     """Check the monitor of each early stopping that the user has added."""
     for callback in callbacks:
         if isinstance(callback, EarlyStoppingCallback):
+            if not (evaluates or is_put_by_user):
+                _warn_of_no_evaluation(spec, "EarlyStoppingCallback", callback.monitor)
             best.check_monitor(callback.monitor, "EarlyStoppingCallback", is_put_by_user=is_put_by_user)

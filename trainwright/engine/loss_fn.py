@@ -506,8 +506,10 @@ def logits_of(outputs: Any) -> Any:
         return scores
     named = named_outputs(outputs)
     kind, shown = (ConfigTypeError, type(outputs).__name__) if named is None else (ConfigError, _names(named))
-    forgotten = " Is a return missing in it?" if outputs is None else ""
+    hint = " Is a return missing in it?" if outputs is None else ""
+    if isinstance(outputs, tuple | list):
+        hint = f" Return one of the {len(outputs)} from it, such as outputs[0], or a dict, {{'logits': outputs[0]}}."
     raise kind(
-        f"The model's forward returned {shown}.{forgotten} The Trainer needs a tensor, a loss (a name with 'loss' in"
+        f"The model's forward returned {shown}.{hint} The Trainer needs a tensor, a loss (a name with 'loss' in"
         f" it), or 'logits' for the criterion of TrainingConfig.loss. {_OVERRIDE_HELP}"
     )

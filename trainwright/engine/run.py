@@ -242,7 +242,7 @@ class Run:
         built_in = early_stopping(self.spec, self.control, best, evaluates=self.evaluates, is_put_by_user=has_own_code)
         built_in += self.more_callbacks()
         own = {kind.__name__ for callback in self.callbacks for kind in type(callback).__mro__}
-        check_monitors(self.callbacks, best, is_put_by_user=has_own_code)
+        check_monitors(self.spec, self.callbacks, best, evaluates=self.evaluates, is_put_by_user=has_own_code)
         added = [c for c in built_in if not own & {kind.__name__ for kind in type(c).__mro__[:-2]}]
         for callback in added:
             self.callbacks.add_callback(callback, singleton=False)
