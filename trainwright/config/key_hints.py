@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from trainwright.base.errors import nearest_name
 from trainwright.config import foreign_names
+from trainwright.config.lazy.lazy_config import SECTIONS
 from trainwright.config.settings import KEYS, TrainingConfig
 
 
@@ -53,6 +54,8 @@ def train_key_hint(name: str, keys: Iterable[str]) -> str:
     """What an unknown key of ``train`` is called: by others, in the Python API, or misspelled. Never empty."""
     if hint := key_hint(name):
         return hint
+    if name in SECTIONS:
+        return f"{name} is a section of its own: write {name} in place of train.{name}."
     if name in TrainingConfig.rows:
         return f"It is a setting of the Python API, TrainingConfig({name}=...), and no key of train."
     near = nearest_name(name, keys).lstrip()

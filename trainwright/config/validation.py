@@ -172,6 +172,15 @@ def _is_counted(where: str, unit: str) -> bool:
     )
 
 
+def _as_one(hint: Any, value: Any, where: str) -> str:
+    """For a tuple or list of one, which a comma at the end of a line makes, and for an object of a path."""
+    if isinstance(value, list | tuple) and len(value) == 1 and _takes(hint, value[0]):
+        return f"Write {value[0]!r}, without a comma at the end of the line, or brackets."
+    if isinstance(value, os.PathLike) and _takes(hint, os.fspath(value)):
+        return f"Write {os.fspath(value)!r}, or str(...) of it."
+    return ""
+
+
 def _as_number(hint: Any, value: Any, where: str) -> str:
     """Where a number is accepted, and its text was given."""
     if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
@@ -367,7 +376,7 @@ _ANSWERS: dict[str, Callable[[Any, str], str]] = {
     **dict.fromkeys(("checkpoint_mirror", "train.checkpointer.mirror"), _as_url),
     **dict.fromkeys(("gradient_accumulation_steps", "train.num_accumulation_steps"), _as_schedule_of_counts),
 }
-_SUGGESTIONS = (_as_others, _of_setting, _as_list, _as_number, _as_bool, _in_section, _nearest_word)
+_SUGGESTIONS = (_as_others, _of_setting, _as_one, _as_list, _as_number, _as_bool, _in_section, _nearest_word)
 
 
 def _takes_bool(hint: Any) -> bool:

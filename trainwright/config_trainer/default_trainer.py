@@ -152,7 +152,7 @@ class DefaultTrainer(RunMethods):
             raise ConfigTypeError(f"dataloader.test: got {type(nodes).__name__}; it must be a list of loaders.")
         given = {"test_batch_size": cfg.train.test_micro_batch_size, "seed": cfg.train.seed, "tokenizer": tokenizer}
         is_named = isinstance(nodes, Mapping | DictConfig)
-        each = nodes.items() if is_named else enumerate(nodes)
+        each = nodes.items() if isinstance(nodes, Mapping | DictConfig) else enumerate(nodes)
         named = {str(name): setup.call_with_known(node, given) for name, node in each}
         for name, loader in named.items():
             setup.refuse_other_than_loader(loader, f"dataloader.test.{name}", "build_image_test_loader")

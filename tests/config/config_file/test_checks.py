@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from tests.config.config_file.conftest import Anything, fault, loader, whole
@@ -14,6 +15,7 @@ from trainwright.base.errors import ConfigKeyError, ConfigTypeError
 from trainwright.config import ConfigError, LazyCall, LazyConfig
 from trainwright.config.config_file.checks import _log_without_effect, validate
 from trainwright.config.config_file.sections import complete
+from trainwright.config.lazy.targets import argument_fault
 
 
 def test_the_defaults_a_small_run_and_ready_made_objects_have_no_faults():
@@ -222,3 +224,38 @@ def test_a_key_of_a_packaged_lazy_call_is_in_the_file_that_set_it():
     cfg.train.scheduler = get_config("common/train.py").train.scheduler
     cfg.train.scheduler.warmup_iters = 5
     assert "train.scheduler.warmup_iters (in c.py): " in str(fault(cfg, source="c.py"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("train.output_dir", ("runs",), r"Write 'runs', without a comma at the end of the line"),
+        ("train.output_dir", Path("runs", "a"), r"Write 'runs/a', or str\(\.\.\.\) of it"),
+        ("train.seed", (42,), r"Write 42, without a comma"),
+        ("optim.lr", (0.1,), r"it must be a number\. Write 0\.1, without a comma"),
+        ("train.log_period", "${train.train_itr}", r"not found Did you mean '\$\{train\.train_iter\}'\?"),
+        ("train.log_period", "${trian.train_iter}", r"not found Did you mean '\$\{train\.train_iter\}'\?"),
+        ("train.log_period", "${own.x}", r"not found The configuration has model, dataloader"),
+        ("train.model", {}, r"model is a section of its own: write model in place of train\.model"),
+        ("optim._target_", "AdamW", r"no module 'AdamW'\. Did you mean 'torch\.optim\.AdamW'\?"),
+    ],
+)
+def test_a_value_of_another_form_is_answered_with_what_to_write(key, value, text):
+    cfg = whole()
+    section, _, name = key.partition(".")
+    cfg[section][name] = value
+    assert re.search(text, str(fault(cfg)))
+
+
+def test_what_stays_of_the_packaged_optimizer_is_named_with_the_line_to_write():
+    cfg = whole()
+    cfg.optim = get_config("common/optim.py").optim
+    cfg.optim._target_ = torch.optim.SGD
+    text = str(fault(cfg))
+    assert "optim = LazyCall(SGD)(...), or del optim.betas." in text
+    assert "or del optim.eps." in text
+
+
+def test_the_length_of_a_schedule_that_lacks_it_is_answered_with_a_reference():
+    text = argument_fault(torch.optim.lr_scheduler.CosineAnnealingLR, {"optimizer": None})
+    assert "T_max='${train.train_iter}' is the length of the run" in str(text)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf
 
 from trainwright.config import (
@@ -306,3 +307,35 @@ def test_a_notebook_shows_a_config_without_its_secrets_and_none_of_another_progr
     assert "0123456789abcdef" not in html
     assert lazy_config.html_of(cfg.model)
     assert lazy_config.html_of(OmegaConf.create({"a": 1})) is None
+
+
+class _OfTwo:
+    def __init__(self, in_features, out_features=2): ...
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "text"),
+    [
+        (_OfTwo, (4, 2), r"Write LazyCall\(_OfTwo\)\(in_features=4, out_features=2\)\.$"),
+        (_OfTwo, ([4],), r"Write LazyCall\(_OfTwo\)\(in_features=\.\.\.\)\.$"),
+        (torch.nn.Sequential, ([],), r"takes its parts by position alone: describe a function of yours that calls it"),
+        (_OfTwo, (1, 2, 3), r"one mapping of them\.$"),
+    ],
+)
+def test_positional_arguments_are_answered_with_their_names(target, arguments, text):
+    with pytest.raises(ConfigTypeError, match=text):
+        LazyCall(target)(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("model = dict(a=1),", r"model: got a tuple of one: remove the comma at the end of the line"),
+        ("class train:\n    seed = 1", r"train: got <class .*it must be a section, for example train = dict\("),
+        ("model = lambda: None", r"got a lambda\. Describe the call that it makes, for example LazyCall\(Net\)"),
+    ],
+)
+def test_a_section_of_another_form_is_answered_with_the_line_to_write(tmp_path, text, answer):
+    (tmp_path / "c.py").write_text(text + "\n")
+    with pytest.raises(ConfigTypeError, match=answer):
+        LazyConfig.load(tmp_path / "c.py")

@@ -152,3 +152,10 @@ def test_a_name_or_module_that_is_not_there_is_answered_with_the_line_to_write(t
     with pytest.raises((NameError, ImportError, TypeError)) as caught:
         LazyConfig.load(tmp_path / "c.py")
     assert re.search(answer, "\n".join(caught.value.__notes__))
+
+
+def test_a_section_inside_of_train_is_named_as_one_of_its_own(tmp_path):
+    text = 'from trainwright import get_config\ntrain = get_config("common/train.py").train\ntrain.optim.lr = 0.1\n'
+    (tmp_path / "c.py").write_text(text)
+    with pytest.raises(ConfigKeyError, match=r"line 3: train\.optim: .* optim is a section of its own: write optim ="):
+        LazyConfig.load(tmp_path / "c.py")

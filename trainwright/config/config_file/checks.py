@@ -4,6 +4,7 @@ import difflib
 import functools
 import logging
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from trainwright.base.errors import (
     did_you_mean,
     error_of,
     got,
+    nearest_of,
 )
 from trainwright.config import rules
 from trainwright.config.config_file.sections import milestone_fault
@@ -277,6 +279,8 @@ def _optimizer_faults(cfg: DictConfig) -> Iterator[Fault]:
             value = value_at(optim, name)
             if isinstance(value, str | bool | ListConfig | DictConfig):
                 do = f" Write {value.strip()}, without quotes." if isinstance(value, str) and _is_number(value) else ""
+                if isinstance(value, ListConfig) and _are_numbers(value, 1):
+                    do = f" Write {value[0]}, without a comma at the end of the line, or brackets."
                 yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number.{do}", kind=ConfigTypeError)
             elif name in ("lr", "weight_decay") and isinstance(value, int | float) and not value >= 0:
                 yield Fault(f"{path}.{name}", f"{got(value)}; it must be a number >= 0.")
@@ -383,7 +387,12 @@ def _call_faults(node: DictConfig, path: str, also: set[str] | frozenset[str]) -
         return
     names = [str(key) for key in node if key not in SPECIAL_KEYS and key not in also]
     aliases = {f"train.{key}": f" train.{alias} sets it, too." for alias, key in CANONICAL.items()}
-    for name, fault in unknown_arguments(target, names).items():
+    faults = unknown_arguments(target, names)
+    if also is _ALSO_ACCEPTED and len(faults) > 1 and {"betas", "eps"} >= faults.keys():  # of the packaged AdamW
+        name = getattr(target, "__name__", "Optimizer")
+        text = f" It is of the optimizer before: write optim = LazyCall({name})(...), or del {path}."
+        faults = {name: f"{fault}{text}{name}." for name, fault in faults.items()}
+    for name, fault in faults.items():
         fault += aliases.get(f"{path}.{name}", "")
         yield Fault(f"{path}.{name}", fault, kind=ConfigKeyError, origin=origin)
 
@@ -395,7 +404,28 @@ def _value(section: Any, key: Any, where: str) -> tuple[Any, Fault | None]:
     try:
         return section[key], None
     except OmegaConfBaseException as error:
-        return None, Fault(where, str(error).splitlines()[0], kind=ConfigKeyError)
+        reason = str(error).splitlines()[0]
+        return None, Fault(where, f"{reason}{_nearest_reference(section, reason)}", kind=ConfigKeyError)
+
+
+def _nearest_reference(section: Any, reason: str) -> str:
+    """What may be meant by an absolute reference to a key that is not there, as a sentence."""
+    found, root = re.search(r"Interpolation key '(.+)' not found", reason), section._get_root()
+    if found is None or not isinstance(root, DictConfig):
+        return ""
+    path = found[1].split(".")
+    for number, key in enumerate(path):
+        above = value_at(root, ".".join(path[:number])) if number else root
+        if not isinstance(above, DictConfig):
+            return ""
+        if key not in above:
+            own = f"{'.'.join(path[:number])}." if number else ""
+            near = nearest_of(key, map(str, above))
+            more = (
+                "" if near is None else f" Did you mean '${{{'.'.join([*path[:number], near, *path[number + 1 :]])}}}'?"
+            )
+            return more or f" {own or 'The configuration '}has {', '.join(map(str, above))}." if number == 0 else more
+    return ""
 
 
 def _missing_fault(where: str) -> Fault:

@@ -25,7 +25,7 @@ from trainwright.config.lazy.overrides import apply_overrides
 from trainwright.config.lazy.provenance import OWN_FILES, TARGET, mark, mark_default, set_origin, value_at
 from trainwright.config.lazy.python_file import as_node, load_python
 from trainwright.config.lazy.serialization import DEFAULTS, save, to_plain, to_py
-from trainwright.config.lazy.targets import dotted_path, is_structured, short_name, takes_config
+from trainwright.config.lazy.targets import dotted_path, is_structured, named_arguments, short_name, takes_config
 from trainwright.config.secrets import without_secrets
 from trainwright.config.yaml_file import load_yaml
 
@@ -77,6 +77,7 @@ class LazyCall:
             types = ", ".join(type(arg).__name__ for arg in args)
             raise ConfigTypeError(
                 f"{self!r}: got positional arguments ({types}); it takes keyword arguments, or one mapping of them."
+                f"{named_arguments(self._target, args)}"
             )
         mapping = args[0]
         if takes_config(self._target):
@@ -103,6 +104,10 @@ def call_fault(value: Any) -> str | None:
         return f"LazyCall({target}) was not called. Did you forget the second call? Write LazyCall({target})(...)."
     if inspect.isclass(value) or inspect.isroutine(value):
         called = short_name(value)
+        if "<lambda>" in called:
+            return (
+                "got a lambda. Describe the call that it makes, for example LazyCall(Net)(width=64) for Net(width=64)."
+            )
         what = "class" if inspect.isclass(value) else "function"
         return f"got the {what} {called}. Describe the call of it: LazyCall({called})(...)."
     return None
@@ -115,9 +120,11 @@ def section_fault(name: str, value: Any) -> str | None:
     """Why ``value`` cannot be the section ``name``, with a suggestion, or None."""
     if value is None or isinstance(value, Mapping | DictConfig):
         return None
-    if (fault := call_fault(value)) is not None:
+    if name not in _ONLY_SETTINGS and (fault := call_fault(value)) is not None:
         return fault
     example = f"for example {name} = {SECTIONS[name]}"
+    if isinstance(value, tuple) and len(value) == 1:
+        return f"got a tuple of one: remove the comma at the end of the line, {name} = (...),"
     if inspect.ismodule(value):
         return (
             f"got the module {value.__name__}; it must be a section, {example}. If it is only an import, "

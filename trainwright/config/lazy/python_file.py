@@ -127,11 +127,15 @@ def _import_error(path: Path, error: ImportError) -> ImportError:
 
 def _missing_key(path: Path, error: ConfigAttributeError) -> ConfigKeyError:
     """The error of a key that a section or a lazy call does not have, with the nearest one."""
+    from trainwright.config.lazy.lazy_config import SECTIONS  # here: it imports this module
+
     where = f"{path}{_line_in(path, error)}: {error.full_key}"
     if isinstance(error.parent_node, ListConfig):
         section = str(error.full_key).removesuffix(f"[{error.key}]")
         return ConfigKeyError(f"{where}: {section} is a list. Write {section}[0].{error.key} for its first item.")
     names = [str(name) for name in error.parent_node or () if name != TARGET]
+    if str(error.full_key) == f"train.{error.key}" and error.key in SECTIONS:
+        return ConfigKeyError(f"{where}: no such key. {error.key} is a section of its own: write {error.key} = ...")
     hint = did_you_mean(str(error.key), names)
     if error.parent_node is not None and TARGET in error.parent_node and not nearest_name(str(error.key), names):
         hint = (

@@ -5,8 +5,9 @@ import enum
 import functools
 import importlib
 import inspect
+import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Never, TypeVar, overload
 
@@ -148,6 +149,15 @@ def locate(path: str) -> Any:
     return found
 
 
+# Where a name without its module may be from.
+_HOMES = ("torch.optim", "torch.optim.lr_scheduler", "torch.nn", "trainwright.optim", "trainwright.evaluation")
+
+
+def _has(home: str, name: str) -> bool:
+    module = sys.modules.get(home)
+    return module is not None and "." not in name and (name in vars(module) or name in vars(module).get("__all__", ()))
+
+
 def is_structured(obj: Any) -> bool:
     """Whether omegaconf would convert this class to a section: a dataclass, an attrs class, dict itself."""
     return isinstance(obj, type) and (obj is dict or dataclasses.is_dataclass(obj) or hasattr(obj, "__attrs_attrs__"))
@@ -209,8 +219,10 @@ def _import(name: str, path: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         if isinstance(error, ModuleNotFoundError) and error.name == name:
+            near = next((f" Did you mean '{home}.{path}'?" for home in _HOMES if _has(home, path)), "")
             raise ConfigImportError(
-                f"{path!r}: there is no module {name!r}. Is its folder on sys.path, or the package installed?",
+                f"{path!r}: there is no module {name!r}."
+                f"{near or ' Is its folder on sys.path, or the package installed?'}",
                 name=name,
             ) from error
         raise ConfigImportError(f"{path!r}: importing {name!r} failed: {error}.") from error
@@ -228,6 +240,21 @@ def _import_submodule(parent: Any, part: str, before: str, path: str) -> ModuleT
     raise ConfigImportError(f"{path!r}: {before!r} has no {part!r}.{nearest_name(part, public)}")
 
 
+def named_arguments(target: Any, args: Sequence[Any]) -> str:
+    """The call of ``target`` with ``args`` by their names, as a sentence; "" if they have none."""
+    signature = signature_of(target) if callable(target) else None
+    parameters = [] if signature is None else list(signature.parameters.values())
+    if any(one.kind is one.VAR_POSITIONAL for one in parameters[: len(args)]):
+        return f" {short_name(target)} takes its parts by position alone: describe a function of yours that calls it."
+    names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD][: len(args)]
+    if len(names) < len(args):
+        return ""
+    plain = isinstance(args[0], bool | int | float | str) if args else False
+    shown = ", ".join(f"{n}={v!r}" if plain and isinstance(v, bool | int | float | str) else f"{n}=..."
+                      for n, v in zip(names, args, strict=True))  # fmt: skip
+    return f" Write LazyCall({short_name(target).rpartition('.')[2]})({shown})."
+
+
 _MAX_SHOWN = 200  # characters of a signature in a message
 
 
@@ -240,7 +267,13 @@ def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, par
         signature.bind_partial(**kwargs) if partial else signature.bind(**kwargs)
     except TypeError as error:
         unknown = list(unknown_arguments(target, kwargs).values())
-        return " ".join(unknown) or f"{_signature_text(target, signature)} cannot be called: {error}."
+        length = re.search(r"missing a required argument: '(T_max|total_iters|total_steps)'", str(error))
+        more = (
+            ""
+            if length is None
+            else f" It is in iterations: {length[1]}='${{train.train_iter}}' is the length of the run."
+        )
+        return " ".join(unknown) or f"{_signature_text(target, signature)} cannot be called: {error}.{more}"
     return None
 
 
