@@ -34,6 +34,20 @@ def test_tuples_and_wrong_names_are_explained() -> None:
         EagerTrainer(model, pairs, optimizer).train(0, 1)
 
 
+def test_a_forward_without_the_labels_is_answered_with_the_one_to_write() -> None:
+    class Scores(Classifier):
+        def forward(self, inputs: Tensor) -> Any:
+            return self.body(inputs)
+
+    model, optimizer = Scores(), torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    text = r'Write def forward\(self, inputs, labels\), which returns \{"loss": loss, "prediction_scores": scores\}\.'
+    with pytest.raises(ConfigTypeError, match=text):
+        EagerTrainer(model, batches(1), optimizer).train(0, 1)
+    pairs = [(torch.zeros(2, 4), torch.zeros(2))]
+    with pytest.raises(ConfigTypeError, match=r"Return \{'inputs': \.\.\.\} from its __getitem__"):
+        EagerTrainer(model, pairs, optimizer).train(0, 1)
+
+
 def test_a_type_error_of_the_models_own_is_not_dressed_up() -> None:
     class Broken(Classifier):
         def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
@@ -49,7 +63,10 @@ def test_a_type_error_of_the_models_own_is_not_dressed_up() -> None:
     ("returned", "message"),
     [
         (lambda x: x, r"returned Tensor.*must return a dict"),
-        (lambda x: {"logits": x}, r"returned 'logits'.*must contain 'loss'"),
+        (
+            lambda x: {"logits": x},
+            r"returned 'logits'.*must contain 'loss', such as \{\"loss\": torch\.nn\.functional\.cross_en",
+        ),
         (lambda x: {}, "an empty dict"),
         (lambda x: {"loss": x}, r"'loss' has shape \(8, 3\).*mean"),
         (lambda x: {"loss": x.mean().item()}, "'loss' is float.*must be a tensor"),

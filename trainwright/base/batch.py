@@ -13,7 +13,7 @@ Inside of these, values may be nested in mappings, tuples and lists. A `DistTens
 import inspect
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ IGNORED = -100  # the label that torch's losses, models of transformers, and met
 _PROMOTED = frozenset({torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, torch.uint64})
 _LABELS = frozenset({"y", "class", "classes", "class_id", "class_ids", "tags"})
 _WRAPPER = "placement_idx"  # an attribute of the class DistTensorData
+LABEL_NAMES = ("labels", "label", "targets", "target")  # of the fields of a batch
 WRONG_FIELDS_HELP = "A sample's field names must be the parameter names of the model's forward."
 _MAX_PARTS = 8  # longer lists are described by their length
 
@@ -142,17 +143,29 @@ def warn_of_order(where: str, function: Callable[..., Any], order: str) -> None:
         )  # fmt: skip
 
 
+def _forward_of(fields: Iterable[str], parameters: Collection[str]) -> str:
+    """The line that takes the fields of a batch, if its labels are not taken: without a loss beside the model, the
+    model computes it."""
+    if set(LABEL_NAMES).isdisjoint(set(fields).difference(parameters)) or not all(map(str.isidentifier, fields)):
+        return ""
+    return (
+        f' Write def forward(self, {", ".join(fields)}), which returns {{"loss": loss, "prediction_scores": scores}}.'
+    )
+
+
 def write_forward_help(error: TypeError, model: Any, batch: Any, shown: list[str] | None = None) -> None:
     """Raise a clear error in place of ``error`` if it comes from calling ``model`` with a batch that does not fit.
 
     ``shown``: the fields to list in the message, if ``batch`` is a part of them.
     """
+    signature = read_signature(model.forward)
     if not isinstance(batch, Mapping):
+        plain = [one.name for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
+        write = f" Return {{{', '.join(f'{name!r}: ...' for name in plain)}}} from its __getitem__." if plain else ""
         raise ConfigTypeError(
             f"The loader yields {type(batch).__name__}; DefaultTrainer needs named fields: an Instance or a dict"
-            f" for each sample. {WRONG_FIELDS_HELP}"
+            f" for each sample. {WRONG_FIELDS_HELP}{write}"
         ) from error
-    signature = read_signature(model.forward)
     try:
         signature.bind(**batch)
     except TypeError as mismatch:
@@ -162,7 +175,7 @@ def write_forward_help(error: TypeError, model: Any, batch: Any, shown: list[str
         )
         raise ConfigTypeError(
             f"{type(model).__name__}.forward{signature} does not take the batch with the fields {fields}: {mismatch}."
-            f" {WRONG_FIELDS_HELP}{' ' + near if near else ''}"
+            f" {WRONG_FIELDS_HELP}{' ' + near if near else ''}{_forward_of(list(batch), parameters)}"
         ) from error
 
 

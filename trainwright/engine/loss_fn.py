@@ -128,7 +128,8 @@ def _refusal(outputs: Mapping[str, Any]) -> ConfigError | ConfigTypeError:
     losses = {name: value for name, value in outputs.items() if "loss" in name and value is not None}
     if not losses:
         return ConfigError(
-            f"The model's forward returned {_names(outputs)}; in training at least one name must contain 'loss'."
+            f"The model's forward returned {_names(outputs)}; in training at least one name must contain 'loss', such"
+            ' as {"loss": torch.nn.functional.cross_entropy(scores, labels)}.'
             f" (self.training is True in training and False in evaluation.){_causal_fix(outputs)}"
         )
     total = {"loss": losses["loss"]} if "loss" in losses else losses

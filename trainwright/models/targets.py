@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainwright.base.batch import IGNORED
+from trainwright.base.batch import LABEL_NAMES as LABEL_NAMES
 from trainwright.base.devices import wide_dtype
 from trainwright.base.signatures import read_signature
 from trainwright.models.outputs import losses_of
@@ -23,7 +24,6 @@ from trainwright.parallel.simulated import simulation
 from trainwright.parallel.wrappers import unwrap
 
 LossIgnores = int | Sequence[int] | Literal["declared"] | None
-LABEL_NAMES = ("labels", "label", "targets", "target")  # of the fields of a batch
 _FORWARDS = (nn.CrossEntropyLoss.forward, nn.NLLLoss.forward)  # a subclass may compute another loss
 _POSITIONS = ("start_positions", "end_positions")  # of an answer in a text
 
