@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from trainwright.base.errors import nearest_name
 from trainwright.config import foreign_names
-from trainwright.config.lazy.lazy_config import SECTIONS
+from trainwright.config.lazy.provenance import SECTIONS
 from trainwright.config.settings import KEYS, TrainingConfig
 
 

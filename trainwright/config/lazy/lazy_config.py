@@ -23,6 +23,7 @@ from trainwright.base.notebook import show_type_as_html, tree
 from trainwright.config import foreign_names
 from trainwright.config.lazy.overrides import apply_overrides
 from trainwright.config.lazy.provenance import OWN_FILES, TARGET, mark, mark_default, set_origin, value_at
+from trainwright.config.lazy.provenance import SECTIONS as SECTIONS
 from trainwright.config.lazy.python_file import as_node, load_python
 from trainwright.config.lazy.serialization import DEFAULTS, save, to_plain, to_py
 from trainwright.config.lazy.targets import dotted_path, is_structured, named_arguments, short_name, takes_config
@@ -84,17 +85,6 @@ class LazyCall:
             return {"cfg": mapping}
         items = mapping.items_ex(resolve=False) if isinstance(mapping, DictConfig) else mapping.items()
         return {str(key): value for key, value in items}
-
-
-# The names of the sections, with an example of each.
-SECTIONS = {
-    "model": "LazyCall(Net)(width=64)",
-    "dataloader": "dict(train=LazyCall(...)(...), test=[LazyCall(...)(...)])",
-    "train": "dict(train_iter=100)",
-    "optim": "LazyCall(torch.optim.SGD)(lr=0.1)",
-    "graph": "dict(enabled=True)",
-    "tokenization": "dict(tokenizer=LazyCall(...)(...))",
-}
 
 
 def call_fault(value: Any) -> str | None:

@@ -20,6 +20,15 @@ from trainwright.base.files import relative_path
 
 TARGET = "_target_"
 OWN_FILES = Path(__file__).parents[1]  # with the packaged defaults, and the table of settings that they are made from
+# The names of the sections, with an example of each.
+SECTIONS = {
+    "model": "LazyCall(Net)(width=64)",
+    "dataloader": "dict(train=LazyCall(...)(...), test=[LazyCall(...)(...)])",
+    "train": "dict(train_iter=100)",
+    "optim": "LazyCall(torch.optim.SGD)(lr=0.1)",
+    "graph": "dict(enabled=True)",
+    "tokenization": "dict(tokenizer=LazyCall(...)(...))",
+}
 _UNTRUSTED = "untrusted"
 _ORIGIN = "origin"
 _OVERRIDES = "overrides"

@@ -31,7 +31,7 @@ from trainwright.base.errors import (
     nearest_name,
 )
 from trainwright.base.lazy_names import import_hint
-from trainwright.config.lazy.provenance import TARGET
+from trainwright.config.lazy.provenance import SECTIONS, TARGET
 from trainwright.config.yaml_file import regular_file
 
 _PACKAGE = "_trainwright_config_"  # prefix of the package name of config files, by which an import finds its importer
@@ -127,8 +127,6 @@ def _import_error(path: Path, error: ImportError) -> ImportError:
 
 def _missing_key(path: Path, error: ConfigAttributeError) -> ConfigKeyError:
     """The error of a key that a section or a lazy call does not have, with the nearest one."""
-    from trainwright.config.lazy.lazy_config import SECTIONS  # here: it imports this module
-
     where = f"{path}{_line_in(path, error)}: {error.full_key}"
     if isinstance(error.parent_node, ListConfig):
         section = str(error.full_key).removesuffix(f"[{error.key}]")
