@@ -20,3 +20,14 @@ def read_signature(function: Callable[..., Any], *, follow_wrapped: bool = True)
 
         return inspect.signature(function, follow_wrapped=follow_wrapped, annotation_format=Format.FORWARDREF)
     return inspect.signature(function, follow_wrapped=follow_wrapped)
+
+
+def shown_arguments(function: Callable[..., Any]) -> str:
+    """The arguments of a function as messages show them, without annotations.
+
+    >>> shown_arguments(lambda data, size=1: data)
+    '(data, size=1)'
+    """
+    signature = read_signature(function)
+    parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
+    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))

@@ -29,10 +29,12 @@ from trainwright.checkpoint.verify import (
     with_other_names,
 )
 from trainwright.config.arguments import CommandsParser
+from trainwright.inspect.report.run_state import config_file
 from trainwright.inspect.report.text import cell, counted, local_time, print_found, shown, size, table
 
 _EXTRA = "extra.json"
 _NO_STATES = (_EXTRA, "model_extra.json", MANIFEST_NAME)
+_FILE_SUFFIXES = (".onnx", ".pt2", ".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _MAX_SHOWN = 100  # characters of one extra
 
 
@@ -173,6 +175,11 @@ def _list(folder: Path | str, args: argparse.Namespace) -> int:
     ]
     named = with_other_names(entry for place in found for entry in place.found)
     lines = [line for place in found for line in _place_lines(place, folder, named)]
+    if not lines and isinstance(folder, Path):
+        from trainwright.cli.run_folder import run_folders
+
+        run = next(run_folders(folder), None)
+        lines = [f"{folder}: no checkpoints.{f' It has runs: pass one of them, such as {run}.' if run else ''}"]
     print_found(facts, lines or [f"{folder}: no checkpoints."], as_json=args.json)
     are_complete = (not place.pointer_fault and all(entry.is_complete for entry in place.found) for place in found)
     return COMPLETE if all(are_complete) else FAULTY
@@ -237,6 +244,9 @@ def _export(path: Path | str, args: argparse.Namespace) -> int:
         raise ConfigError(f"{path}: contains no complete checkpoint to export.")
     checkpoint = resumed[0] if resumed else path
     folder = args.output or Path(f"{path.resolve().name}-export")
+    if folder.suffix in _FILE_SUFFIXES:
+        in_python = f"; in Python, trainer.export({str(folder)!r})" if folder.suffix in (".onnx", ".pt2") else ""
+        raise ConfigError(f"--output: got {str(folder)!r}; it is a folder, which gets {WEIGHTS_NAME}{in_python}.")
     tensors = export_weights(checkpoint, folder)
     num_bytes = (folder / WEIGHTS_NAME).stat().st_size
     files = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
@@ -254,7 +264,9 @@ def _existing(text: str) -> Path:
     if path.is_dir() or path.is_symlink():
         return path
     if path.exists():
-        raise ConfigError(f"{path}: is a file; pass the folder of the checkpoint: {str(path.parent)!r}")
+        near = "the folder of the checkpoint" if is_checkpoint(path.parent) else "the folder of a run"
+        is_near = is_checkpoint(path.parent) or config_file(path.parent) is not None
+        raise ConfigError(f"{path}: is a file; pass {near}{f': {str(path.parent)!r}' if is_near else ''}")
     raise missing_path(path, "no such folder.")
 
 

@@ -72,8 +72,19 @@ def _target(args: argparse.Namespace) -> Target:
     config, args.opts = split_config(args.opts)
     if not config:
         raise ConfigError("eval: nothing to evaluate. For example: trainwright eval output/run")
+    if other := next((one for one in args.opts if "=" not in one and Path(one).is_dir()), None):
+        raise ConfigError(f"eval: got {config} and {other}; it evaluates one: trainwright eval {other}")
     target = find_target(config)
     if target.config is not None:
+        if args.trainer is not None:
+            raise ConfigError(
+                f"--trainer: is for runs of the Python API; {target.run or target.config} is of a config file."
+            )
+        other = next((one for one in args.opts if one.startswith("train.output_dir=")), None)
+        if target.run is not None and other is not None and not _is_same(other.partition("=")[2], target.run):
+            raise ConfigError(
+                f"{other}: the run is {target.run}. For another: trainwright eval {other.partition('=')[2]}"
+            )
         args.config_file = str(target.config)
         return target
     if args.opts:
@@ -87,6 +98,10 @@ def _target(args: argparse.Namespace) -> Target:
             f" trainer.load({str(checkpoint)!r}); print(trainer.evaluate())"
         )
     return target
+
+
+def _is_same(text: str, folder: Path) -> bool:
+    return Path(text).expanduser().resolve() == folder.resolve()
 
 
 def _of_config(cfg: Any, target: Target, args: argparse.Namespace) -> Callable[[], object]:

@@ -150,6 +150,10 @@ def _check_command(args: argparse.Namespace) -> None:
         return
     if re.fullmatch(r"python[0-9.]*|torchrun", name):
         raise ConfigError(f"launch: {name!r} is left out: trainwright launch [options] SCRIPT ... runs it with Python.")
+    if name.endswith((".yaml", ".yml")):
+        raise ConfigError(
+            f"launch: {name}: no command. A config file is trained by: trainwright launch [options] train {name}"
+        )
     raise ConfigError(f"launch: no command and no script {name!r}. {did_you_mean(name, commands)}")
 
 

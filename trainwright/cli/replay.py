@@ -43,7 +43,9 @@ def main(argv: Sequence[str]) -> int:
     folder = Path(args.run)
     config = config_file(folder)
     if config is None:
-        raise ConfigError(f"{folder}: no config.yaml; pass the output folder of a run.")
+        above = next((one for one in list(folder.parents)[:2] if config_file(one) is not None), Path())
+        run = f": {above}" if above != Path() else ""
+        raise ConfigError(f"{folder}: no config.yaml; pass the output folder of a run{run}.")
     if config.name != CONFIGS[0]:
         raise ConfigError(
             f"{folder}: a run of the Python API, which its own program builds. Call trainer.replay({args.step}) there"

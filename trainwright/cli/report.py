@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 DONE = 0
 _PORT = 6060
+_PICTURES = (".png", ".jpg", ".jpeg", ".svg", ".pdf")
+_OTHER_FILES = (*_PICTURES, ".csv", ".json", ".md", ".txt")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -21,6 +23,9 @@ def main(argv: Sequence[str]) -> int:
     from trainwright.inspect.report.page import page, plotly_script
     from trainwright.inspect.report.run_data import find_runs
 
+    if (suffix := Path(args.output or "").suffix.lower()) in _OTHER_FILES:
+        picture = " --png writes curves.png into the folder of each run." if suffix in _PICTURES else ""
+        raise ConfigError(f"--output: got {args.output!r}; the report is an HTML page: write NAME.html.{picture}")
     if args.png:
         _draw(find_runs(args.runs))
         return DONE

@@ -10,7 +10,14 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError, did_you_mean, nearest_name
+from trainwright.base.errors import (
+    ConfigError,
+    ConfigKeyError,
+    MissingFileError,
+    did_you_mean,
+    missing_path,
+    nearest_name,
+)
 from trainwright.base.terminal import is_terminal
 from trainwright.cli.run_folder import Run, read_runs, settings_of
 from trainwright.config.arguments import TrainingArgumentParser
@@ -66,8 +73,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _check(folder: Path, sort: str, states: Sequence[str]) -> None:
+    if folder.is_file():
+        raise MissingFileError(f"{folder}: is a file; pass a folder that has runs.")
     if not folder.is_dir():
-        raise MissingFileError(f"{folder}: no such folder.")
+        raise missing_path(folder, "no such folder.")
     if sort not in _KEYS:
         raise ConfigKeyError(f"--sort: no column {sort!r}. {did_you_mean(sort, _KEYS)}")
     if wrong := [state for state in states if state not in STATES]:
@@ -104,7 +113,11 @@ def _check_setting(key: str, runs: Sequence[Run], option: str) -> None:
     """Raise if no run has the setting: a wrong name would look like a run without a value."""
     names = {name for run in runs for name in settings_of(run.path)}
     if runs and key not in names:
-        raise ConfigKeyError(f"{option}: no run has a setting {key!r}.{nearest_name(key, {*names, *_KEYS})}")
+        from trainwright.config.key_hints import key_hint  # here: loads pydantic
+
+        near = next((name for name in re.findall(r"'([\w.]+)'", key_hint(key)) if name in names), None)
+        hint = nearest_name(key, {*names, *_KEYS}) if near is None else f" Did you mean {near!r}?"
+        raise ConfigKeyError(f"{option}: no run has a setting {key!r}.{hint}")
 
 
 def _condition(text: str, runs: Sequence[Run]) -> Callable[[Run], bool]:

@@ -16,7 +16,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trainwright.base.error_file import is_reported
-from trainwright.base.errors import ConfigError, ConfigKeyError, MissingFileError, UserError, nearest_name
+from trainwright.base.errors import (
+    ConfigError,
+    ConfigKeyError,
+    ConfigTypeError,
+    MissingFileError,
+    UserError,
+    nearest_name,
+)
 from trainwright.base.signal_handlers import end_by_sigint, quiet_interrupt, restore_handler, set_handler
 from trainwright.base.terminal import guarded, open_standard_streams, print_line, shortened
 from trainwright.config.arguments import default_argument_parser, split_config, whole_number
@@ -77,6 +84,9 @@ def main(
     Returns the exit code: 0, 1 (failed), 2 (wrong arguments or configuration) or 130 (stopped by Ctrl-C; without
     ``argv`` the process ends by the signal itself). SIGTERM in a training ends the process with 143, after a save.
     """
+    if isinstance(argv, type) or not isinstance(trainer_class, type | None):
+        given = argv if isinstance(argv, type) else type(trainer_class)
+        raise ConfigTypeError(f"main: the trainer is a class, passed by name: main(trainer_class={given.__name__}).")
     args = parser(prog).parse_args(argv)
     if not args.config_file:  # `trainwright train CONFIG …`, in any position among the overrides
         args.config_file, args.opts = split_config(args.opts)
@@ -206,13 +216,19 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
     from trainwright.config.key_hints import key_hint
     from trainwright.config.lazy.lazy_config import SECTIONS
 
+    unread: list[str] = []
     for text, following in zip(overrides, [*overrides, "="][1:], strict=True):
         if text.endswith((".py", ".yaml", ".yml")) and "=" not in text:
             raise ConfigError(f"two configuration files, {file} and {text}; a run has one. Overrides are key=value.")
         if "=" not in text and (os.sep in text or os.path.isdir(text)):
+            if (Path(text) / "manifest.json").is_file():
+                raise ConfigError(
+                    f"{text}: a folder is no override. `trainwright eval {text}` evaluates this checkpoint;"
+                    f" train.load_weight={text} starts a training from its weights."
+                )
             raise ConfigError(
-                f"{text}: a folder is no override, and --resume takes none: train.output_dir is the folder of the run,"
-                " and --resume continues its newest checkpoint."
+                f"{text}: a folder is no override, and --resume takes none: train.output_dir={text} is the folder of"
+                " the run, and --resume continues its newest checkpoint."
             )
         if "=" not in text and not text.startswith("~"):
             example = "" if "=" in following or following.startswith("~") else f": {text}={following}"
@@ -225,11 +241,14 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
         top = key.partition(".")[0]
         if text.startswith(("+", "~")) or top in SECTIONS or top in cfg:
             continue
-        hint = key_hint(key) or nearest_name(top, [*SECTIONS, *cfg]).strip()
-        raise ConfigKeyError(
+        hint = "" if top.lower() not in cfg else f"Did you mean {key.lower()!r}?"
+        hint = hint or key_hint(key) or nearest_name(top, [*SECTIONS, *cfg]).strip()
+        unread.append(
             f"override {text!r}: {file} has no key {top!r}, and nothing reads it.{f' {hint}' if hint else ''}"
             f" (+{text} adds it, for a program of your own.)"
         )
+    if unread:
+        raise ConfigKeyError("\n  ".join(unread))
 
 
 def _warn_of_unread(cfg: "DictConfig", file: str) -> None:

@@ -48,21 +48,35 @@ class TrainingArgumentParser(argparse.ArgumentParser):
         for text in given:
             if text[1:2] not in ("", "-") and f"-{text}" in self._option_string_actions:  # argparse reads -help as -h
                 self.refuse(text)
+            flag, sign, value = text.partition("=")
+            action = self._option_string_actions.get(flag)
+            if sign and action is not None and action.nargs == 0:
+                run = f" The run is train.output_dir={value}" if flag == "--resume" else ""
+                self.error(f"{flag} takes no value, and got {value!r}.{run}")
         known, unknown = self.parse_known_intermixed_args(given, namespace)
         if unknown:
-            self.refuse(unknown[0])
+            self.refuse(*unknown, given=given)
         return known
 
-    def refuse(self, argument: str) -> NoReturn:
-        """Exit with the nearest flag."""
-        from trainwright.config.key_hints import key_hint  # here: loads pydantic
+    def refuse(self, *arguments: str, given: Sequence[str] = ()) -> NoReturn:
+        """Exit with what each unknown argument is called here."""
+        texts = [text for text in arguments if text.startswith("-")] or arguments
+        self.error("\n  ".join(f"unrecognized argument {text!r}. {self._hint(text, given)}".rstrip() for text in texts))
+
+    def _hint(self, argument: str, given: Sequence[str]) -> str:
+        from trainwright.config.option_hints import option_hint, value_after
 
         flags = [option for option in self._option_string_actions if option.startswith("--")]
-        name = argument.partition("=")[0]
-        nearest = f"Did you mean '-{name}'?" if f"-{name}" in flags else key_hint(name) or did_you_mean(name, flags)
-        if "." in name:
-            nearest = f"An override has no dashes: {argument.lstrip('-')}{'' if '=' in argument else '=...'}"
-        self.error(f"unrecognized argument {argument!r}. {nearest}")
+        name, command = argument.partition("=")[0], self.prog.split()[-1]
+        has_overrides = any(action.dest == "opts" for action in self._actions)
+        if not argument.startswith("-"):
+            file = next((f" Did you mean {flag} {argument}?" for flag in ("--output",) if flag in flags), "")
+            return f"`{self.prog} --help` shows what it takes.{file}"
+        if f"-{name}" in flags:
+            return f"Did you mean '-{name}'?"
+        if "." in name and has_overrides:
+            return f"An override has no dashes: {argument.lstrip('-')}{'' if '=' in argument else '=...'}"
+        return option_hint(name, value_after(argument, given), command, flags, has_overrides=has_overrides)
 
 
 class CommandsParser(TrainingArgumentParser):

@@ -243,13 +243,16 @@ KEYS = {
     "base_lr": "optim.lr",
     "wd": "optim.weight_decay",
     **dict.fromkeys(("max_iter", "max_iters", "num_iters", "iterations", "steps"), "train.train_iter"),
-    "bs": "train.train_micro_batch_size",
+    **dict.fromkeys(("bs", "batch"), "train.train_micro_batch_size"),
     **dict.fromkeys(("param_scheduler", "lr_config"), "train.scheduler"),
     "warmup_steps": "train.warmup_ratio",
     "clip_grad": "optim.params.clip_grad_max_norm",
     "grad_checkpointing": "train.activation_checkpoint.enabled",
     **dict.fromkeys(("work_dir", "output"), "train.output_dir"),
-    **dict.fromkeys(("load_from", "pretrained", "checkpoint"), "train.load_weight"),
+    **dict.fromkeys(
+        ("load_from", "pretrained", "checkpoint", "init_checkpoint", "init_weights", "weights"), "train.load_weight"
+    ),
+    "hydra": "train.output_dir",
     **dict.fromkeys(("resume_from", "resume_from_checkpoint", "ckpt_path"), "--resume"),
     **dict.fromkeys(("eval", "evaluate", "test_only"), "--eval-only"),
     **dict.fromkeys(("num_workers", "workers"), "dataloader.train.num_workers"),
@@ -334,6 +337,8 @@ ATTRIBUTES = {
     "manual_backward": "backward(loss)",
     "optimizers": "optimizer",
     "summary": "print_info()",
+    "resume": "TrainingConfig(resume_from_checkpoint=True), or train.resume=True of a config file",
+    "_data_loader_iter": "train_step(model, inputs), which gets the batch",
     "compile": "TrainingConfig(optimizer=..., loss=..., metrics=...)",
 }
 
@@ -397,6 +402,43 @@ METHODS = {
     **dict.fromkeys(("optimizer_step", "_optimizer_step"), "optimization_step"),
     "training_step_end": "training_step",
     "forward": "that of the model; compute_loss(model, inputs) of the trainer computes the loss",
+}
+
+# The same of a DefaultTrainer, with the methods of Trainer.
+_LOADERS = {
+    "train": "build_train_loader(cls, cfg, tokenizer=None)",
+    "eval": "build_test_loader(cls, cfg, tokenizer=None)",
+}
+METHODS_OF_CONFIGS = METHODS | {
+    **dict.fromkeys(
+        ("configure_optimizers", "create_optimizer", "create_optimizer_and_scheduler", "create_scheduler"),
+        "build_optimizer(cls, cfg, model), with build_lr_scheduler(cls, cfg, optimizer)",
+    ),
+    **dict.fromkeys(("get_train_dataloader", "train_dataloader", "create_train_dataloader"), _LOADERS["train"]),
+    **dict.fromkeys(
+        ("get_eval_dataloader", "get_test_dataloader", "val_dataloader", "test_dataloader", "create_eval_dataloader"),
+        f"{_LOADERS['eval']}, which returns a list",
+    ),
+    **dict.fromkeys(
+        (
+            "validation_step",
+            "test_step",
+            "prediction_step",
+            "eval_step",
+            "val_step",
+            "evaluation_step",
+            "evaluate_step",
+        ),
+        "process(inputs, outputs) of an evaluator, train.evaluation.evaluator",
+    ),
+    **dict.fromkeys(("compute_metrics", "calculate_metrics", "compute_metric"), "train.evaluation.evaluator"),
+    **dict.fromkeys(
+        ("compute_loss", "forward"), "forward of the model, which returns the loss, or train_step(model, inputs)"
+    ),
+    **dict.fromkeys(
+        ("optimizer_step", "_optimizer_step", "optimization_step"), "train_step(model, inputs), which calls self.step()"
+    ),
+    "prepare_input_batch": "get_batch(cls, data, input_placement_device=None, mixup_func=None)",
 }
 
 # What callbacks of other libraries set to end a training, on their trainer or model.

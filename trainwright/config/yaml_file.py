@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError, missing_path, nearest_name
+from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError, nearest_name
 from trainwright.config.torch_names import GivenName
 
 if TYPE_CHECKING:
@@ -201,8 +201,9 @@ def regular_file(filename: str | os.PathLike[str]) -> Path:
         return path
     if path.exists():
         kind = "a folder" if path.is_dir() else "a pipe, a socket or a device"
-        inside = path / "config.yaml"  # of a run
-        hint = f" Did you mean {str(inside)!r}?" if inside.is_file() else ""
+        above = [path.parent, path.parent.parent] if (path / "manifest.json").is_file() else []  # of a checkpoint
+        near = [path / "config.yaml", path / "config.py", *(folder / "config.yaml" for folder in above)]
+        hint = next((f" Did you mean {str(one)!r}?" for one in near if one.is_file()), "")
         raise ConfigError(f"{filename}: this is {kind}; a configuration is read from a regular file.{hint}")
     try:
         working_folder = os.getcwd()
@@ -212,8 +213,9 @@ def regular_file(filename: str | os.PathLike[str]) -> Path:
     if not path.parent.is_dir():
         raise MissingFileError(f"{filename}: {text}")
     files = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix]
-    near = nearest_name(path.name, files)
-    raise MissingFileError(f"{filename}: {text}{near}") if near else missing_path(path, text)
+    others = [one.name for one in path.parent.iterdir() if one.suffix in (".py", ".yaml", ".yml")]
+    near = nearest_name(path.name, files) or nearest_name(path.name, others)
+    raise MissingFileError(f"{filename}: {text}{near}")
 
 
 _ALLOWED = ("oc.select", "oc.dict.keys", "oc.dict.values")

@@ -27,6 +27,7 @@ from trainwright.config.spec import spec_of_cfg
 from trainwright.config.windows import Windows
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.eager_trainer import EagerTrainer
+from trainwright.config_trainer.own_methods import check_own_methods, evaluator_part, model_part, part, warn_of_none
 from trainwright.data.loaders import set_position as set_loader_position
 from trainwright.data.sampler import CyclicSampler
 from trainwright.data.seeding import seed_everything
@@ -97,6 +98,8 @@ class ConfigRun(Run):
         what was logged before.
         """
         self.given, self.cfg = given, cfg
+        has_test_data = try_get_key(cfg, "dataloader.test") or is_overridden(self.trainer, "build_test_loader")
+        check_own_methods(self.trainer, evaluates=bool(cfg.train.evaluation.enabled and has_test_data))
         seed_everything(cfg.train.seed)  # equal on all ranks, for equal initial weights
         self.listed_hooks = setup.own_parts(given, "train.hooks")
         self.listed_callbacks = setup.own_parts(given, "train.callbacks")
@@ -118,9 +121,21 @@ class ConfigRun(Run):
         self.tokenizer = trainer.build_tokenizer(cfg)
         built = trainer.build_train_loader(cfg, self.tokenizer)
         self.train_loader = built[0] if isinstance(built, tuple | list) else built
+        is_loader = hasattr(self.train_loader, "__iter__") or hasattr(self.train_loader, "__getitem__")
+        part(
+            trainer,
+            "build_train_loader",
+            self.train_loader,
+            is_right=is_loader,
+            must="a loader, or a tuple with it first",
+        )
         setup.check_loader(self.train_loader, cfg.train.train_micro_batch_size)
         setup.limit_data(cfg.train, self.train_loader)
-        self.test_loader = trainer.build_test_loader(cfg, self.tokenizer)
+        tests = trainer.build_test_loader(cfg, self.tokenizer)
+        is_list = isinstance(tests, list | tuple)
+        self.test_loader = part(
+            trainer, "build_test_loader", tests, is_right=is_list, must="a list of loaders, [loader]"
+        )
         near = None if "test" in cfg.dataloader else nearest_of("test", map(str, cfg.dataloader))
         near = near or next((name for name in foreign_names.EVALUATED if name in cfg.dataloader), None)
         if near is not None and not self.test_loader:
@@ -143,7 +158,7 @@ class ConfigRun(Run):
 
     def build_model(self) -> None:
         with built_on(meta=bool(self.cfg.train.dist.meta_init)):
-            self.model = self.trainer.build_model(self.cfg)
+            self.model = model_part(self.trainer, self.trainer.build_model(self.cfg))
 
     def place(self) -> None:
         """Put the model on its device, and spread it over the processes."""
@@ -157,8 +172,11 @@ class ConfigRun(Run):
         """The optimizers and their schedules."""
         cfg, trainer = self.cfg, self.trainer
         built = trainer.build_optimizer(cfg, self.model)
+        is_right = isinstance(built, Mapping) or (hasattr(built, "param_groups") and not isinstance(built, type))
+        part(trainer, "build_optimizer", built, is_right=is_right, must="an optimizer, or a dict of them by name")
         self.optimizer = NamedOptimizers(built) if isinstance(built, Mapping) else built
         schedule = trainer.build_lr_scheduler(cfg, self.optimizer)
+        warn_of_none(trainer, "build_lr_scheduler", schedule, "the learning rate stays as it is")
         several = isinstance(schedule, Mapping)
         self.lr_scheduler, self.lr_schedulers = (None, dict(schedule)) if several else (schedule, {})
         seed_everything(cfg.train.seed + get_averaging_rank())  # from here on each of these draws other numbers
@@ -209,8 +227,8 @@ class ConfigRun(Run):
     def check_assigned(self) -> None:
         """Raise if a part was assigned to the trainer, and its step, which is not the user's, has the one before."""
         sections = {"model": "model", "optimizer": "optim", "train_loader": "dataloader.train"}
-        for name, part in self._built.items() if self.stepper is self.built_stepper else ():
-            if getattr(self, name) is not part:
+        for name, built in self._built.items() if self.stepper is self.built_stepper else ():
+            if getattr(self, name) is not built:
                 raise ConfigError(
                     f"DefaultTrainer.{name} was assigned, without effect on the steps: override build_{name}, or set"
                     f" cfg.{sections[name]} before the trainer is built."
@@ -240,10 +258,9 @@ class ConfigRun(Run):
         return bool(self.cfg.train.evaluation.enabled and self.test_loader)
 
     @cached_property
-    def evaluator(self) -> DatasetEvaluator:
+    def evaluator(self) -> DatasetEvaluator | None:
         """That of the evaluations of the training."""
-        evaluator: DatasetEvaluator = self.trainer.build_evaluator(self.cfg)
-        return evaluator
+        return evaluator_part(self.trainer, self.trainer.build_evaluator(self.cfg))
 
     @cached_property
     def log_is_due(self) -> Period:  # type: ignore[override]

@@ -14,7 +14,13 @@ from trainwright.events.phases import PhaseTimes
 from trainwright.events.storage import EventStorage
 from trainwright.hooks.base import MOMENTS, HookBase, decides_itself, insert_hook
 from trainwright.hooks.due import NextCall
-from trainwright.hooks.method_overrides import check_methods, is_overridden, overridable, warn_of_misspelt
+from trainwright.hooks.method_overrides import (
+    check_methods,
+    is_overridden,
+    overridable,
+    unset_attribute,
+    warn_of_misspelt,
+)
 from trainwright.hooks.signals import STOPS, TrainingPaused
 from trainwright.parallel.faults import announce, meet, names_connection, watch_training
 
@@ -80,9 +86,9 @@ class TrainerBase:
 
         def __getattr__(self, name: str) -> Any:
             """Called for missing attributes only: the message knows the names of other libraries' trainers."""
-            if "_hooks" not in vars(self) and hasattr(type(self), name):
-                kind, text = type(self).__name__, "__init__ has not called super().__init__(...)."
-                raise AttributeError(f"{kind}.{text}", name=name, obj=self)
+            text = unset_attribute(self, name, has_begun="_hooks" in vars(self))
+            if text is not None:
+                raise AttributeError(text, name=name, obj=self)
             here = attribute_hint(name, self)
             if here is not None:
                 kind = type(self).__name__

@@ -121,6 +121,8 @@ def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
     if isinstance(given, DatasetEvaluator):
         _check_calls(given, {"reset": (), "process": ("inputs", "outputs"), "evaluate": ()}, where)
         return given
+    if isinstance(given, type) and issubclass(given, DatasetEvaluator):
+        raise ConfigTypeError(f"{where}: got the class {given.__name__}; call it: {given.__name__}(...).")
     from trainwright.config import LazyCall  # here: loads omegaconf
 
     is_function = callable(given) and not isinstance(given, nn.Module | Mapping | LazyCall)

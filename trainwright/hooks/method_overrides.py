@@ -11,7 +11,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from trainwright.base.errors import ConfigTypeError
-from trainwright.base.signatures import read_signature
+from trainwright.base.signatures import read_signature, shown_arguments
 from trainwright.config import foreign_names
 
 logger = logging.getLogger("trainwright.hooks")
@@ -85,9 +85,11 @@ def warn_of_misspelt(trainer: object) -> None:
     base = next(each for each in kind.__mro__ if _is_ours(each))
     methods = [name for name in dir(base) if name[0] != "_" and _code_of(getattr_static(base, name)) is not None]
     meant = {name: f"Did you mean {near}?" for name, near in _misspelt(kind, methods)}
+    is_of_config = hasattr(base, "build_train_loader")
+    others = foreign_names.METHODS_OF_CONFIGS if is_of_config else foreign_names.METHODS
     for name in _methods_of_own(kind):
-        if name in foreign_names.METHODS and not hasattr(base, name) and not _is_used(kind, name):
-            meant[name] = f"Here it is {foreign_names.METHODS[name]}."
+        if name in others and not hasattr(base, name) and not _is_used(kind, name):
+            meant[name] = f"Here it is {others[name]}."
     model = getattr(trainer, "model", None)
     has_steps = all(callable(getattr(model, name, None)) for name in _OF_LIGHTNING)
     if has_steps and not any(_is_used(kind, name) for name in _OF_LIGHTNING):
@@ -164,18 +166,56 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
     kind = type(owner)
     base = next(each for each in kind.__mro__ if each in _DEFINED)
     for name in names:
-        arguments = [*read_signature(getattr(base, name)).parameters][1:]
-        method = getattr(owner, name)
         if not is_overridden(owner, name):
             continue
+        is_of_class = isinstance(getattr_static(base, name), classmethod)
+        parameters = [*read_signature(getattr(base, name)).parameters.values()][not is_of_class :]
+        method = getattr(owner, name)
         try:
             with suppress(ValueError):  # it has no signature
-                read_signature(method).bind(*arguments)
+                read_signature(method).bind(*parameters)
         except TypeError:
+            arguments = [each.name for each in parameters]
+            written = [
+                each.name if each.default is each.empty else f"{each.name}={each.default}" for each in parameters
+            ]
+            line = f"def {name}({', '.join(['cls' if is_of_class else 'self', *written])})"
             raise ConfigTypeError(
-                f"{kind.__name__}.{name} is called with ({', '.join(arguments)}): write"
-                f" def {name}({', '.join(['self', *arguments])})."
+                f"{kind.__name__}.{name} is called with ({', '.join(arguments)}), and takes {shown_arguments(method)}:"
+                f" write {f'@classmethod, and below it {line}' if is_of_class else line}."
             ) from None
+
+
+def lacks_return(owner: object, name: str) -> bool:
+    """Whether a method of the user's that has returned None calls something: a ``return None`` alone is on purpose."""
+    code = _code_of(getattr_static(type(owner), name)) if is_overridden(owner, name) else None
+    return code is not None and bool(code.co_names)
+
+
+def unset_attribute(owner: object, name: str, *, has_begun: bool) -> str | None:
+    """Why an attribute of a user's object is missing, where its ``__init__`` is the reason.
+
+    ``has_begun``: whether ``__init__`` of the library's class has been called.
+    """
+    kind = type(owner)
+    if name.startswith("__"):
+        return None
+    setter = next((each for each in kind.__mro__ if not _is_ours(each) and _sets(each, name)), None)
+    if setter is not None and has_begun:
+        return (
+            f"{kind.__name__} has no attribute {name!r} yet: {setter.__name__}.__init__ sets it after"
+            f" super().__init__(...), which calls the methods of this trainer. Set self.{name} before it."
+        )
+    if not has_begun and (setter is None or hasattr(kind, name)):
+        return f"{kind.__name__}.__init__ has not called super().__init__(...), and self.{name} is missing."
+    return None
+
+
+def _sets(kind: type, name: str) -> bool:
+    """Whether ``__init__`` of a class sets this attribute of self."""
+    code = _code_of(vars(kind).get("__init__"))
+    steps = () if code is None or name not in code.co_names else dis.get_instructions(code)
+    return any(step.opname == "STORE_ATTR" and step.argval == name for step in steps)
 
 
 class Overrides:

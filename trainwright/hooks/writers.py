@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
+from trainwright.base.errors import ConfigTypeError
 from trainwright.events.writers.base import EventWriter, guarded
 from trainwright.events.writers.writer_thread import WriterDispatcher
 from trainwright.hooks.base import HookBase
@@ -45,7 +46,14 @@ class PeriodicWriter(HookBase):
 
     def before_train(self) -> None:
         if self._build_writers is not None:
-            self._dispatcher = WriterDispatcher([*map(guarded, self._build_writers())])
+            writers = self._build_writers()
+            if not isinstance(writers, list | tuple):
+                kind = self.trainer.__class__.__name__
+                raise ConfigTypeError(
+                    f"{kind}.build_writers returned {type(writers).__name__}; it must return a list of writers, for"
+                    " example [*super().build_writers(), MyWriter()]."
+                )
+            self._dispatcher = WriterDispatcher([*map(guarded, writers)])
         if self.trainer.storage.written is None:
             self.trainer.storage.written = self.trainer.start_iter - 1
         self._written_results, self._written_iter = self.trainer.last_eval_results, -1

@@ -197,7 +197,12 @@ class LazyConfig:
             found = load_yaml(filename)
             _mark_defaults(found, filename)
         else:
-            raise ConfigError(f"{filename}: a config file ends in .py, .yaml or .yml, not {suffix or 'nothing'!r}.")
+            folder = Path(filename).parent
+            of_checkpoint = (folder / "manifest.json").is_file()
+            raise ConfigError(
+                f"{filename}: a config file ends in .py, .yaml or .yml, not {suffix or 'nothing'!r}."
+                + (f" To evaluate this checkpoint: trainwright eval {folder}" if of_checkpoint else "")
+            )
         if keys is None:
             return found if isinstance(found, DictConfig) else _as_config(found, filename)
         if isinstance(keys, str):

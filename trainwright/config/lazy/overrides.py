@@ -139,6 +139,19 @@ def _parse(text: str) -> "Override":
     return override
 
 
+def _written(key: str, value: str) -> str | None:
+    """An override in the grammar of hydra, for a value as Python or a shell writes it; None: it is not known."""
+    value = value.strip()
+    if (inner := re.fullmatch(r"\(([^()]*)\)", value)) is not None:
+        return f"'{key}=[{inner[1].rstrip(', ')}]'"
+    if (pairs := re.fullmatch(r"dict\(([^()]*)\)", value)) is not None:
+        return f"'{key}={{{pairs[1].replace('=', ': ')}}}'"
+    if re.fullmatch(r"[^,]+,", value):
+        return f"{key}={value[:-1]}"
+    is_plain = re.fullmatch(r"[\w.]+", key) and value and not re.search(r"[][{}()'\"\\$,]", value)
+    return f"\"{key}='{value}'\"" if is_plain else None
+
+
 def parse_override(text: str) -> "Override":
     """An override as hydra reads it, also one with several values."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -161,6 +174,8 @@ def parse_override(text: str) -> "Override":
             raise ConfigError(
                 f"override {text!r}: there is no function {drawn[1]!r}. Write {line}, with --trials N."
             ) from error
+        if (line := _written(key, value)) is not None:
+            raise ConfigError(f"override {text!r}: cannot be read. Write {line}") from error
         reason = str(error).partition("\nSee https")[0]
         raise ConfigError(
             f"override {text!r}: cannot be read. It is written key=value, as in 'optim.lr=1e-3'; values with special "
@@ -240,6 +255,10 @@ def _own_key(node: Any, keys: list[str]) -> Any:
     last = keys[-1]
     if isinstance(node, ListConfig):
         if not last.isdigit() or int(last) >= len(node):
+            if not last.isdigit() and len(node) == 1:
+                raise ConfigKeyError(
+                    f"{'.'.join(keys[:-1])!r} is a list. Write {'.'.join([*keys[:-1], '0', last])}=..."
+                )
             raise ConfigKeyError(
                 f"{'.'.join(keys[:-1])!r} is a list of {len(node)}; {last!r} is not an index of it (0 to"
                 f" {len(node) - 1}). To change the list write {'.'.join(keys[:-1])}=[...]."

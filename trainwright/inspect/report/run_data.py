@@ -151,13 +151,17 @@ def find_runs(paths: list[str]) -> list[RunData]:
     found: dict[Path, None] = {}
     for text in paths:
         path = Path(text).expanduser()
+        if path.is_file():
+            run = f": {path.parent}" if is_run(path.parent) and path.parent != Path() else ""
+            raise MissingFileError(f"{path}: is a file; pass the folder of a run{run}.")
         if not path.is_dir():
             raise missing_path(path, "there is no such folder.")
         inside = [path] if is_run(path) else sorted(one for one in path.iterdir() if one.is_dir() and is_run(one))
         if not inside:
+            above = next((f" Did you mean {str(one)!r}?" for one in list(path.parents)[:2] if is_run(one)), "")
             raise MissingFileError(
                 f"{text}: no run: neither it nor a folder in it has {METRICS_NAME}, {RECORD_NAME} or a configuration."
-                " Pass the output_dir of a run."
+                f" Pass the output_dir of a run.{above}"
             )
         for folder in inside:
             check_formats(folder / RECORD_NAME)

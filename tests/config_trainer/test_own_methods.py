@@ -1,0 +1,152 @@
+"""Methods of a user's DefaultTrainer: a wrong signature or a wrong part is an error before the first step."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from tests.toys import Classifier, file_config, points
+from trainwright import DefaultTrainer
+from trainwright.cli.train import main
+from trainwright.evaluation import ClsEvaluator, DatasetEvaluator
+from trainwright.events import EventWriter
+
+
+class Silent(EventWriter):
+    """It writes nothing: its method has another name."""
+
+    def log(self) -> None:
+        pass
+
+
+class WithoutProcess(DatasetEvaluator):
+    def update(self, inputs: Any, outputs: Any) -> None:
+        pass
+
+    def evaluate(self) -> dict[str, Any]:
+        return {}
+
+
+class WithoutInputs(DatasetEvaluator):
+    def process(self, outputs: Any) -> None:  # type: ignore[override]
+        pass
+
+    def evaluate(self) -> dict[str, Any]:
+        return {}
+
+
+class Forgets(DefaultTrainer):
+    def __init__(self, cfg: Any) -> None:
+        self.alpha = 0.1
+
+
+class SetsLate(DefaultTrainer):
+    def __init__(self, cfg: Any) -> None:
+        super().__init__(cfg)
+        self.period = 3
+
+    def build_hooks(self) -> Any:
+        assert self.period
+        return super().build_hooks()
+
+
+def trainer_with(**methods: Any) -> type[DefaultTrainer]:
+    return type("Mine", (DefaultTrainer,), methods)
+
+
+@pytest.mark.parametrize(
+    ("methods", "facts"),
+    [
+        ({"build_optimizer": lambda self, model: None}, r"takes \(model\): write @classmethod.*\(cls, cfg, model\)"),
+        ({"build_model": lambda cfg: None}, r"takes \(\): write @classmethod.*build_model\(cls, cfg\)"),
+        ({"build_train_loader": lambda self, cfg: None}, r"build_train_loader\(cls, cfg, tokenizer=None\)"),
+        ({"get_batch": lambda self, batch: batch}, r"get_batch\(cls, data, input_placement_device=None"),
+        ({"get_batch": lambda self, data, *rest: data}, "calls it on the class. Write @classmethod"),
+        ({"test": lambda self: {}}, r"test\(cls, cfg, test_loaders, model, evaluator=None\)"),
+        ({"train_step": lambda self, batch: {}}, r"takes \(batch\): write def train_step\(self, model, inputs\)"),
+        ({"build_model": classmethod(lambda cls, cfg: None)}, "it must return a torch.nn.Module. Is its"),
+        ({"build_model": classmethod(lambda cls, cfg: Classifier)}, r"Call it: Classifier\(...\)"),
+        ({"build_optimizer": classmethod(lambda cls, cfg, model: None)}, "build_optimizer returned None"),
+        ({"build_optimizer": classmethod(lambda cls, cfg, model: torch.optim.SGD)}, r"Call it: SGD\(...\)"),
+        ({"build_test_loader": classmethod(lambda cls, cfg, t: DataLoader(points()))}, r"list of loaders, \[loader\]"),
+        ({"build_train_loader": classmethod(lambda cls, cfg, t: None)}, "build_train_loader returned None"),
+        ({"build_evaluator": classmethod(lambda cls, cfg: ClsEvaluator)}, r"call it: ClsEvaluator\(...\)"),
+        ({"build_evaluator": classmethod(lambda cls, cfg: WithoutProcess())}, "update is never called: write"),
+        ({"build_evaluator": classmethod(lambda cls, cfg: WithoutInputs())}, r"takes \(outputs\): write def process"),
+        ({"build_writers": lambda self: None}, "build_writers returned NoneType"),
+        ({"build_writers": lambda self: [Silent()]}, r"Silent has no write: write def write\(self, storage=None\)"),
+        ({"build_writers": lambda self: [Silent]}, r"call it: Silent\(...\)"),
+    ],
+)  # fmt: skip
+def test_a_wrong_method_is_an_error_with_the_line_to_write(methods: dict[str, Any], facts: str, tmp_path: Path) -> None:
+    cfg = file_config(tmp_path, Classifier, points, points, train_iter=2, train_micro_batch_size=8)
+    with pytest.raises(TypeError, match=facts):
+        trainer_with(**methods)(cfg).train()
+
+
+def test_methods_that_return_something_else_may_have_other_forms(tmp_path: Path) -> None:
+    class Right(DefaultTrainer):
+        def __init__(self, cfg: Any) -> None:
+            self.rate = 0.1
+            super().__init__(cfg)
+            self.own = 1
+
+        @staticmethod
+        def build_model(cfg: Any) -> Any:
+            return Classifier()
+
+        def build_optimizer(self, *args: Any) -> Any:  # type: ignore[override]
+            return torch.optim.SGD(args[1].parameters(), lr=self.rate)
+
+        @classmethod
+        def build_lr_scheduler(cls, cfg: Any, optimizer: Any, **more: Any) -> Any:
+            return None
+
+        @classmethod
+        def build_evaluator(cls, cfg: Any) -> Any:
+            return None
+
+        @classmethod
+        def get_batch(cls, data: Any, *args: Any) -> Any:
+            return super().get_batch(data, *args)
+
+    cfg = file_config(tmp_path, Classifier, points, points, train_iter=2, train_micro_batch_size=8)
+    cfg.train.evaluation.eval_metric = "loss"
+    trainer = Right(cfg)
+    trainer.train()
+    assert trainer.iterations_done == 2
+    assert not hasattr(trainer, "other")
+
+
+def test_a_forgotten_return_of_a_schedule_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Mine(DefaultTrainer):
+        @classmethod
+        def build_lr_scheduler(cls, cfg: Any, optimizer: Any) -> Any:
+            torch.optim.lr_scheduler.StepLR(optimizer, 10)
+
+    Mine(file_config(tmp_path, Classifier, points, train_iter=2, train_micro_batch_size=8))
+    assert "Mine.build_lr_scheduler returned None, so the learning rate stays as it is" in caplog.text
+
+
+def test_an_attribute_that_is_not_set_yet_says_where_to_set_it(tmp_path: Path) -> None:
+    cfg = file_config(tmp_path, Classifier, points, train_iter=2, train_micro_batch_size=8)
+    with pytest.raises(AttributeError, match=r"Set self.period before it"):
+        SetsLate(cfg)
+    with pytest.raises(AttributeError, match=r"Forgets.__init__ has not called super\(\).__init__"):
+        Forgets(cfg).train()
+
+
+def test_methods_of_the_python_api_are_named_as_in_config_files(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = trainer_with(compute_loss=lambda self, model, inputs: None, train_dataloader=lambda self: None)
+    mine(file_config(tmp_path, Classifier, points, train_iter=2, train_micro_batch_size=8)).train()
+    assert "compute_loss is never called by the training. Here it is forward of the model" in caplog.text
+    assert "train_dataloader is never called by the training. Here it is build_train_loader" in caplog.text
+
+
+def test_main_takes_the_class_of_the_trainer_by_name() -> None:
+    with pytest.raises(TypeError, match=r"main\(trainer_class=Forgets\)"):
+        main(Forgets)  # type: ignore[arg-type]
