@@ -59,13 +59,13 @@ def trainer_with(**methods: Any) -> type[DefaultTrainer]:
 @pytest.mark.parametrize(
     ("methods", "facts"),
     [
-        ({"build_optimizer": lambda self, model: None}, r"takes \(model\): write @classmethod.*\(cls, cfg, model\)"),
-        ({"build_model": lambda cfg: None}, r"takes \(\): write @classmethod.*build_model\(cls, cfg\)"),
+        ({"build_optimizer": lambda self, model: None}, r"takes \(model\); write @classmethod.*\(cls, cfg, model\)"),
+        ({"build_model": lambda cfg: None}, r"takes \(\); write @classmethod.*build_model\(cls, cfg\)"),
         ({"build_train_loader": lambda self, cfg: None}, r"build_train_loader\(cls, cfg, tokenizer=None\)"),
         ({"get_batch": lambda self, batch: batch}, r"get_batch\(cls, data, input_placement_device=None"),
         ({"get_batch": lambda self, data, *rest: data}, "calls it on the class. Write @classmethod"),
         ({"test": lambda self: {}}, r"test\(cls, cfg, test_loaders, model, evaluator=None\)"),
-        ({"train_step": lambda self, batch: {}}, r"takes \(batch\): write def train_step\(self, model, inputs\)"),
+        ({"train_step": lambda self, batch: {}}, r"takes \(batch\); write def train_step\(self, model, inputs\)"),
         ({"build_model": classmethod(lambda cls, cfg: None)}, "it must return a torch.nn.Module. Is its"),
         ({"build_model": classmethod(lambda cls, cfg: Classifier)}, r"Call it: Classifier\(...\)"),
         ({"build_optimizer": classmethod(lambda cls, cfg, model: None)}, "build_optimizer returned None"),
@@ -74,10 +74,10 @@ def trainer_with(**methods: Any) -> type[DefaultTrainer]:
         ({"build_train_loader": classmethod(lambda cls, cfg, t: None)}, "build_train_loader returned None"),
         ({"build_evaluator": classmethod(lambda cls, cfg: ClsEvaluator)}, r"call it: ClsEvaluator\(...\)"),
         ({"build_evaluator": classmethod(lambda cls, cfg: WithoutProcess())}, "update is never called: write"),
-        ({"build_evaluator": classmethod(lambda cls, cfg: WithoutInputs())}, r"takes \(outputs\): write def process"),
+        ({"build_evaluator": classmethod(lambda cls, cfg: WithoutInputs())}, r"takes \(outputs\); write def process"),
         ({"build_writers": lambda self: None}, "build_writers returned NoneType"),
         ({"build_writers": lambda self: [Silent()]}, r"Silent has no write: write def write\(self, storage=None\)"),
-        ({"build_writers": lambda self: [Silent]}, r"call it: Silent\(...\)"),
+        ({"build_writers": lambda self: [Silent]}, r"EventWriter object: Silent\(...\)"),
     ],
 )  # fmt: skip
 def test_a_wrong_method_is_an_error_with_the_line_to_write(methods: dict[str, Any], facts: str, tmp_path: Path) -> None:

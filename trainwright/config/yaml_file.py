@@ -214,8 +214,8 @@ def regular_file(filename: str | os.PathLike[str]) -> Path:
         raise MissingFileError(f"{filename}: {text}")
     files = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix]
     others = [one.name for one in path.parent.iterdir() if one.suffix in (".py", ".yaml", ".yml")]
-    near = nearest_name(path.name, files) or nearest_name(path.name, others)
-    raise MissingFileError(f"{filename}: {text}{near}")
+    hint = nearest_name(path.name, files) or nearest_name(path.name, others)
+    raise MissingFileError(f"{filename}: {text}{hint}")
 
 
 _ALLOWED = ("oc.select", "oc.dict.keys", "oc.dict.values")

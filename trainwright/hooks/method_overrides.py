@@ -181,7 +181,7 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
             ]
             line = f"def {name}({', '.join(['cls' if is_of_class else 'self', *written])})"
             raise ConfigTypeError(
-                f"{kind.__name__}.{name} is called with ({', '.join(arguments)}), and takes {shown_arguments(method)}:"
+                f"{kind.__name__}.{name} is called with ({', '.join(arguments)}): it takes {shown_arguments(method)};"
                 f" write {f'@classmethod, and below it {line}' if is_of_class else line}."
             ) from None
 
@@ -206,7 +206,7 @@ def unset_attribute(owner: object, name: str, *, has_begun: bool) -> str | None:
             f"{kind.__name__} has no attribute {name!r} yet: {setter.__name__}.__init__ sets it after"
             f" super().__init__(...), which calls the methods of this trainer. Set self.{name} before it."
         )
-    if not has_begun and (setter is None or hasattr(kind, name)):
+    if not has_begun and (hasattr(kind, name) or (setter is None and not _is_ours(kind))):
         return f"{kind.__name__}.__init__ has not called super().__init__(...), and self.{name} is missing."
     return None
 

@@ -174,8 +174,8 @@ def parse_override(text: str) -> "Override":
             raise ConfigError(
                 f"override {text!r}: there is no function {drawn[1]!r}. Write {line}, with --trials N."
             ) from error
-        if (line := _written(key, value)) is not None:
-            raise ConfigError(f"override {text!r}: cannot be read. Write {line}") from error
+        if (right := _written(key, value)) is not None:
+            raise ConfigError(f"override {text!r}: cannot be read. Write {right}") from error
         reason = str(error).partition("\nSee https")[0]
         raise ConfigError(
             f"override {text!r}: cannot be read. It is written key=value, as in 'optim.lr=1e-3'; values with special "

@@ -168,15 +168,14 @@ class WriterDispatcher:
 
     def __init__(self, writers: Sequence[EventWriter]) -> None:
         for writer in writers:
-            if isinstance(writer, type) and issubclass(writer, EventWriter):
-                raise ConfigTypeError(
-                    f"PeriodicWriter.writers: got the class {writer.__name__}; call it: {writer.__name__}(...)."
-                )
-            if getattr(getattr(writer, "write", None), "__func__", None) is EventWriter.write:
+            if isinstance(writer, EventWriter) and getattr(writer.write, "__func__", None) is EventWriter.write:
                 raise ConfigTypeError(f"{type(writer).__name__} has no write: write def write(self, storage=None).")
             if not isinstance(writer, EventWriter):
                 got = f"{writer!r:.80} ({type(writer).__name__})"
-                raise ConfigTypeError(f"PeriodicWriter.writers: got {got}; a writer must be an EventWriter object.")
+                call = f": {writer.__name__}(...)" if isinstance(writer, type) else ""
+                raise ConfigTypeError(
+                    f"PeriodicWriter.writers: got {got}; a writer must be an EventWriter object{call}."
+                )
         self._synchronous = [writer for writer in writers if not getattr(writer, "in_background", True)]
         background = [writer for writer in writers if getattr(writer, "in_background", True)]
         self._files = [writer for writer in background if is_file_writer(writer)]
