@@ -1,12 +1,14 @@
 """Which methods of an object the user has overridden, compared by identity."""
 
+import ast
 import dis
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
-from inspect import getattr_static, isfunction
+from inspect import getattr_static, getsource, isfunction
+from textwrap import dedent
 from types import CodeType
 from typing import Any, TypeVar
 
@@ -187,9 +189,14 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
 
 
 def lacks_return(owner: object, name: str) -> bool:
-    """Whether a method of the user's that has returned None calls something: a ``return None`` alone is on purpose."""
-    code = _code_of(getattr_static(type(owner), name)) if is_overridden(owner, name) else None
-    return code is not None and bool(code.co_names)
+    """Whether a method of the user's calls something and has no ``return`` in its text."""
+    try:
+        nodes = (
+            [*ast.walk(ast.parse(dedent(getsource(getattr(type(owner), name)))))] if is_overridden(owner, name) else []
+        )
+    except (OSError, TypeError, SyntaxError):  # its text is not known
+        return False
+    return any(isinstance(one, ast.Call) for one in nodes) and not any(isinstance(one, ast.Return) for one in nodes)
 
 
 def unset_attribute(owner: object, name: str, *, has_begun: bool) -> str | None:
