@@ -190,10 +190,10 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
 
 def lacks_return(owner: object, name: str) -> bool:
     """Whether a method of the user's calls something and has no ``return`` in its text."""
+    if not is_overridden(owner, name):
+        return False
     try:
-        nodes = (
-            [*ast.walk(ast.parse(dedent(getsource(getattr(type(owner), name)))))] if is_overridden(owner, name) else []
-        )
+        nodes = [*ast.walk(ast.parse(dedent(getsource(getattr(type(owner), name)))))]
     except (OSError, TypeError, SyntaxError):  # its text is not known
         return False
     return any(isinstance(one, ast.Call) for one in nodes) and not any(isinstance(one, ast.Return) for one in nodes)
