@@ -39,6 +39,15 @@ def info_level(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "trainwright")
 
 
+@pytest.mark.parametrize("name", ["$SCRATCH/run", "a${USER}", "5$", "a"])
+def test_a_variable_of_the_shell_in_the_name_of_the_folder_is_a_warning(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        RunFolder(tmp_path / name, resume=False)
+    assert caplog.text.count("in which no variable is replaced. Write os.path.expandvars") == ("$" in name[:-1])
+
+
 def opened(folder: Path, *, resume: bool = False) -> RunFolder:
     """The folder as it is when a run in it has begun and ended."""
     found = RunFolder(folder, resume=resume)

@@ -275,6 +275,25 @@ def test_a_cosine_that_is_shorter_than_the_run_is_a_warning(
     assert any(text in record.getMessage() and record.levelname == "WARNING" for record in caplog.records) == warned
 
 
+@pytest.mark.parametrize(
+    ("schedule", "at"),
+    [
+        ({"name_": "StepLR", "step_size": 1, "gamma": 0.1}, 6),
+        ({"name_": "StepLR", "step_size": 2, "gamma": 0.01}, 6),
+        ({"name_": "ExponentialLR", "gamma": 0.1}, 6),
+        ({"name_": "StepLR", "step_size": 5, "gamma": 0.1}, None),
+        ({"name_": "ExponentialLR", "gamma": 0.9}, None),
+    ],
+)
+def test_a_decay_that_ends_long_before_the_run_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, schedule: dict[str, Any], at: int | None
+) -> None:
+    Trainer(make(), config(tmp_path, num_epochs=4, lr_scheduler=schedule, lr_scheduling_steps=1), PAIRS).train()
+    text = f"this run steps it 20 times (every 1 steps), and after {at} of them the learning rate is below a millionth"
+    assert (text in caplog.text) == (at is not None)
+    assert ("below a millionth" in caplog.text) == (at is not None)
+
+
 @pytest.mark.parametrize("is_cosine", [False, True])
 def test_a_schedule_that_is_assigned_between_two_trainings_has_the_length_of_the_second(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, is_cosine: bool

@@ -246,7 +246,8 @@ KEYS = {
     **dict.fromkeys(("bs", "batch"), "train.train_micro_batch_size"),
     **dict.fromkeys(("param_scheduler", "lr_config"), "train.scheduler"),
     "warmup_steps": "train.warmup_ratio",
-    "clip_grad": "optim.params.clip_grad_max_norm",
+    **dict.fromkeys(("clip_grad", "max_norm", "grad_clip", "clip_norm"), "optim.params.clip_grad_max_norm"),
+    **dict.fromkeys(("writers", "writer"), "train.trackers"),
     "grad_checkpointing": "train.activation_checkpoint.enabled",
     **dict.fromkeys(("work_dir", "output"), "train.output_dir"),
     **dict.fromkeys(
@@ -690,6 +691,11 @@ VALUES: dict[str, dict[str, str]] = {
         "greater_is_better", {True: ("max", *_DIRECTIONS["max"]), False: ("min", *_DIRECTIONS["min"])}
     ),
     "eval_strategy": _by_word("eval_strategy", {"epoch": ("true", "epochs")}),
+    "train.train_iter": {"none": "train.train_iter=0, with train.train_epoch"},
+    "train.evaluation.evaluator": dict.fromkeys(
+        ("accuracy", "acc", "f1", "f1_score", "auroc", "mse", "precision", "recall"),
+        "LazyCall(TorchMetricsHandler)(metrics=['accuracy']), with TorchMetricsHandler of trainwright.evaluation",
+    ),
     "train.evaluation.eval_period": {"epoch": "train.evaluation.eval_after_n_epoch=1"},
     "train.checkpointer.period": {"epoch": "train.checkpointer.save_model_after_n_epoch=1"},
     "lr_scheduler_type": _by_value(_SCHEDULES),
@@ -766,7 +772,7 @@ INNER_KEYS = {
         "save_weights_only": "Leave it out: a checkpoint has the complete state",
     },
     "trackers": {
-        "tensorboard": "the setting tensorboard={'log_dir': ...}, which is on by default",
+        "tensorboard": "nothing to set, files for TensorBoard are written by default",
         **dict.fromkeys(("comet", "comet_ml", "neptune", "clearml", "aim", "dvclive", "swanlab", "csv"), _TRACKER),
         **dict.fromkeys(("all", "none"), "trackers=['wandb', 'mlflow'], or None"),
     },

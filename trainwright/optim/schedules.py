@@ -320,6 +320,19 @@ def _after_warmup(formula: Formula, num_warmup_steps: int) -> Formula:
     )
 
 
+def _warn_of_vanishing(schedule: Any, planned: int, often: str) -> None:
+    """Log that an exponential decay has ended before half of the run: its numbers are probably of epochs."""
+    if type(schedule) not in (lr_scheduler.StepLR, lr_scheduler.ExponentialLR) or not 0 < schedule.gamma < 1:
+        return
+    number = math.ceil(6 / -math.log10(schedule.gamma)) * getattr(schedule, "step_size", 1)
+    if number < planned / 2:
+        logger.warning(
+            "%s: this run steps it %d times (%s), and after %d of them the learning rate is below a millionth of the"
+            " first. Set its %s for steps of this kind.",
+            type(schedule).__name__, planned, often, number, "step_size" if hasattr(schedule, "step_size") else "gamma",
+        )  # fmt: skip
+
+
 def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
     """Compare the length of a cosine, or of a OneCycleLR, which torch refuses to exceed in a run, with that of the run.
 
@@ -327,6 +340,7 @@ def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
         planned: how many times it is stepped until the run ends, with the steps it has made. ``often``: when.
         fix: what a message says to do.
     """
+    _warn_of_vanishing(schedule, planned, often)
     # A length that leaves out the last batch of each epoch ends almost at the lowest rate.
     if type(schedule) is lr_scheduler.CosineAnnealingLR and schedule.T_max < 0.9 * planned:
         logger.log(

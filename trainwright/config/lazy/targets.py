@@ -314,11 +314,14 @@ def _hint(name: str, taken: Collection[str]) -> str:
     """The parameter that other libraries call ``name``, else one that is spelled almost so, as a sentence."""
     from trainwright.config.key_hints import keys_by_name, own_code_hint  # here: loads pydantic
 
-    here = keys_by_name().get(name, "").rpartition(".")[2]
+    key = keys_by_name().get(name, "")
+    here = key.rpartition(".")[2]
     if here in taken:
         return f" Did you mean {here!r}?"
     if near := nearest_name(name, taken):
         return near
+    if key.startswith(("optim.", "train.")):
+        return f" Here it is {key}."
     if name == "type":  # as in MMEngine
         return " Another class is a lazy call: LazyCall(Class)(...), in YAML {_target_: module.Class}."
     return f" {own_code_hint(name)}".rstrip()

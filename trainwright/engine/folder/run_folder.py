@@ -42,6 +42,13 @@ logger = logging.getLogger("trainwright.engine")
 _MAX_ROW = 1 << 20  # bytes read for the last row
 
 
+@functools.cache
+def _warn_of_variable(setting: str, path: str) -> None:
+    """Once for each path: a run may make several objects of its folder."""
+    if re.search(r"\$\w|\$\{", path):
+        logger.warning("%s: got %r, in which no variable is replaced. Write os.path.expandvars(...).", setting, path)
+
+
 class RunFolder:
     """``path`` with a run's ``config.yaml`` and ``log.txt``. Repeated calls of ``open`` have no effect.
 
@@ -53,6 +60,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path, *, resume: bool, records: Iterable[logging.LogRecord] = ()) -> None:
         """``records``: logged before, and written into ``log.txt``, too."""
+        _warn_of_variable(self.setting, str(path))
         self.path = Path(path).absolute()  # a program may change its working folder while it trains
         self.resume = resume
         self.is_open = False
