@@ -91,3 +91,13 @@ def test_all_keys_that_nothing_reads_are_named_at_once(folder: Path, capsys: pyt
     assert main(["train", str(folder / "config.py"), "epochs=3", "batch=16", "TRAIN.SEED=1"]) == 2
     shown = capsys.readouterr().err
     assert all(key in shown for key in ("'train.train_epoch'", "'train.train_micro_batch_size'", "'train.seed'"))
+
+
+@pytest.mark.parametrize(("name", "text"), [("points.csv", "x,y\n1,2\n"), ("rows.jsonl", '{"x": 1}\n')])
+def test_predictions_do_not_replace_another_file(
+    name: str, text: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / name).write_text(text)
+    assert main(["eval", "run", "--predictions", name]) == 2
+    assert f"{name} exists, and has no predictions of this command" in capsys.readouterr().err
+    assert (folder / name).read_text() == text

@@ -14,7 +14,7 @@ import yaml
 from omegaconf import OmegaConf
 from torch.utils.data import TensorDataset
 
-from trainwright import DefaultTrainer, Trainer, TrainingConfig
+from trainwright import DefaultTrainer, LazyCall, LazyConfig, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError
 from trainwright.cli.sweep.values import read_values
 from trainwright.cli.train import main
@@ -352,6 +352,24 @@ def test_an_argument_that_a_default_trainer_does_not_have_is_answered(
 ) -> None:
     with pytest.raises(ConfigTypeError, match=f"DefaultTrainer: .*{text}"):
         DefaultTrainer(*arguments, **given)
+
+
+def test_the_arguments_of_a_lazy_call_follow_it() -> None:
+    for given, named in (((3,), {}), ((), {"width": 3})):
+        with pytest.raises(ConfigTypeError, match=r"takes only what is called; .*LazyCall\(torch.nn.Linear\)\(...\)"):
+            LazyCall(torch.nn.Linear, *given, **named)
+
+
+def test_an_argument_of_a_model_that_is_built_already_is_answered() -> None:
+    cfg = OmegaConf.create({"model": torch.nn.Linear(2, 2)}, flags={"allow_objects": True})
+    with pytest.raises(ConfigKeyError, match=r"an object of Linear, .* Write model = LazyCall\(Linear\)"):
+        LazyConfig.apply_overrides(cfg, ["model.width=3"])
+
+
+def test_files_that_mmengine_imports_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "config.py").write_text("_base_ = ['base.py']\nmodel = dict(a=1)")
+    LazyConfig.load(tmp_path / "config.py")
+    assert "_base_ is not read: it is of MMEngine" in caplog.text
 
 
 def test_an_attribute_of_another_trainer_names_ours(tmp_path: Path) -> None:

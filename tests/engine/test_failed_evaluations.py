@@ -183,6 +183,26 @@ def test_what_a_failure_after_an_iteration_has_left_out_is_made_when_the_run_con
     torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("api", ["Trainer", "DefaultTrainer"])
+def test_an_evaluation_that_fails_before_the_first_save_loses_no_training(api: str, tmp_path: Path) -> None:
+    def failing(folder: Path, failing: str) -> tuple[Any, ...]:
+        log.events, log.failing, log.fails_at, log.times, log.resumes = [], failing, 6, 1, False
+        trainer = trainer_of(api, folder, period=1000)
+        if failing:
+            with pytest.raises(RuntimeError, match="simulated failure"):
+                trainer.train()
+            trainer = trainer_of(api, folder, period=1000)
+            assert trainer.iterations_done == 6
+        trainer.train()
+        weights = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+        return weights, rows(folder), [event for event in log.events if event[0] != "begin"]
+
+    weights, written, events = failing(tmp_path / "uninterrupted", "")
+    found = failing(tmp_path / "failed", "evaluation")
+    assert found[1:] == (written, events)
+    torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("api", "how"), [("Trainer", "resume_from_checkpoint=True"), ("DefaultTrainer", "--resume")])
 @pytest.mark.parametrize(("failing", "at", "saved"), [("hook", 1, None), ("hook", 3, 2), ("evaluation", 6, 6)])
 def test_after_a_failure_the_log_says_from_which_checkpoint_a_resume_continues(

@@ -52,7 +52,8 @@ def test_more_than_there_are_classes_keeps_its_name_and_is_said_once(caplog):
             evaluator.process({"labels": torch.tensor([0])}, {"prediction_scores": scores_with_best(1)})
     assert evaluator.evaluate() == {"Acc@1": 0.0, "Acc@5": 100.0}
     assert [record.getMessage() for record in caplog.records] == [
-        "Acc@5: there are only 3 classes, so all of them count and it is always 100."
+        "Acc@5: there are only 3 classes, so all of them count and it is always 100. topk=[1] leaves it out (train.topk"
+        " in a config file)."
     ]
 
 

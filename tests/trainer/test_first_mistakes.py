@@ -102,7 +102,10 @@ MISTAKES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda folder: Trainer(nn.Linear(4, 3), settings(), DATA, callbacks=[print]),  # type: ignore[list-item]
         "def on_epoch_end(self, epochs, logs)",
     ),
-    "a function as a metric": (lambda folder: settings(metrics=[len]), "functions: metrics_handler of the Trainer"),
+    "a function as a metric": (
+        lambda folder: settings(metrics=[len]),
+        "go to the Trainer: metrics_handler=[...]",
+    ),
     "no return": (
         lambda folder: Trainer(NoReturn(), settings(output_dir=folder), DATA).train(),
         "Is a return missing in it?",

@@ -57,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
         from trainwright.evaluation.prediction_table import check_table_file
 
         check_table_file(args.predictions)
+        _refuse_other_file(args.predictions)
     if args.metrics is not None and not args.metrics.parent.is_dir():
         raise ConfigError(f"--metrics: there is no folder {args.metrics.parent}.")
     from trainwright.cli.train import load, run
@@ -98,6 +99,20 @@ def _target(args: argparse.Namespace) -> Target:
             f" trainer.load({str(checkpoint)!r}); print(trainer.evaluate())"
         )
     return target
+
+
+def _refuse_other_file(path: Path) -> None:
+    """Raise for a file that holds something else than predictions of this command, which it would replace."""
+    beginnings = {".csv": b"sample,", ".jsonl": b'{"sample":'}
+    wanted = beginnings.get(path.suffix, b"")
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("rb") as file:
+        if file.read(len(wanted)) != wanted:
+            raise ConfigError(
+                f"--predictions: {path} exists, and has no predictions of this command, which would replace it. Give"
+                " another name; the data are dataloader.test of the config file."
+            )
 
 
 def _is_same(text: str, folder: Path) -> bool:

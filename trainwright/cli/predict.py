@@ -88,7 +88,8 @@ def model_folder(path: Path, checkpoint: str | None) -> Path:
         raise ConfigError(
             f"{found}: has the weights, but not what builds the model and reads files ({CONFIG_NAME}, preprocessor)."
             " Those are saved with a trainwright.models.Model that has a preprocessor. For another model:"
-            f" trainwright eval {shown(path)} --predictions FILE, or predict() of the Trainer in Python."
+            f" dataloader.test of its config file names the data, and `trainwright eval {shown(path)} --predictions"
+            " OUT.csv` writes OUT.csv; or predict() of the Trainer in Python."
         )
     return found
 

@@ -134,7 +134,9 @@ def _run(args: argparse.Namespace, load: Callable[[], T], prepare: Callable[[T],
     try:
         start()
     except UserError as error:
-        return print_error(error, args)
+        code, trainer = print_error(error, args), getattr(start, "__self__", None)
+        has_trained = getattr(trainer, "failure", None) is not None and getattr(trainer, "iterations_done", 0) > 0
+        return FAILED if code == USAGE_ERROR and has_trained else code
     except KeyboardInterrupt:
         print_line("Interrupted.", file=sys.stderr)  # the log says how to continue
         return INTERRUPTED

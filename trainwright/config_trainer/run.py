@@ -121,14 +121,9 @@ class ConfigRun(Run):
         self.tokenizer = trainer.build_tokenizer(cfg)
         built = trainer.build_train_loader(cfg, self.tokenizer)
         self.train_loader = built[0] if isinstance(built, tuple | list) else built
-        is_loader = hasattr(self.train_loader, "__iter__") or hasattr(self.train_loader, "__getitem__")
-        part(
-            trainer,
-            "build_train_loader",
-            self.train_loader,
-            is_right=is_loader,
-            must="a loader, or a tuple with it first",
-        )
+        if is_overridden(trainer, "build_train_loader"):
+            is_loader, must = hasattr(self.train_loader, "__iter__"), "a loader, or a tuple with it first"
+            part(trainer, "build_train_loader", self.train_loader, is_right=is_loader, must=must)
         setup.check_loader(self.train_loader, cfg.train.train_micro_batch_size)
         setup.limit_data(cfg.train, self.train_loader)
         tests = trainer.build_test_loader(cfg, self.tokenizer)

@@ -61,7 +61,8 @@ class ClsEvaluator(DatasetEvaluator):
         if not self._capped and max(self.topk) > num_classes:
             self._capped = True
             names = ", ".join(f"Acc@{k}" for k in self.topk if k > num_classes)
-            text = "%s: there are only %d classes, so all of them count and it is always 100."
+            text = "%s: there are only %d classes, so all of them count and it is always 100. topk=[1] leaves it"
+            text += " out (train.topk in a config file)."
             logger.warning(text, names, num_classes)
 
         best_BK = scores_BC.topk(min(max(self.topk), num_classes), dim=1).indices

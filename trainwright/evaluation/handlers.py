@@ -411,8 +411,8 @@ def _check_signature(function: Callable[..., Any]) -> None:
     except TypeError as error:
         name = getattr(function, "__name__", type(function).__name__)
         raise ConfigTypeError(
-            f"metrics_handler: {name}{signature} does not take two positional arguments, predictions and labels"
-            f" ({error})."
+            f"metrics_handler: {name}{signature} is called with two positional arguments ({error}). Write def"
+            f" {name}(predictions, labels): both are tensors of the whole data set."
         ) from None
 
 

@@ -170,8 +170,9 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
     for name in names:
         if not is_overridden(owner, name):
             continue
-        is_of_class = isinstance(getattr_static(base, name), classmethod)
-        parameters = [*read_signature(getattr(base, name)).parameters.values()][not is_of_class :]
+        defined = _DEFINED[base][name]  # a program may have replaced that of the class
+        is_of_class = isinstance(defined, classmethod)
+        parameters = [*read_signature(defined.__func__ if is_of_class else defined).parameters.values()][1:]
         method = getattr(owner, name)
         try:
             with suppress(ValueError):  # it has no signature

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,6 +18,7 @@ from trainwright.base.agreed_checks import AgreedChecks
 from trainwright.base.notebook import runs_cells
 from trainwright.base.signal_handlers import quiet_interrupt, restore_handler, set_handler
 from trainwright.checkpoint.checkpointer import Checkpointer
+from trainwright.checkpoint.verify import inspect_checkpoint
 from trainwright.evaluation.stop import stopped_by
 from trainwright.events.writers.progress import live_bars
 from trainwright.hooks.base import HookBase
@@ -84,6 +86,8 @@ class Interruptions(HookBase):
     ``train`` returns then. A second SIGINT ends the process at once. Signals that the program ignores stay ignored.
     Outside the main thread, where Python allows no signal handlers, none are handled.
 
+    With one process, an error in the evaluation of an iteration saves, too: the update before it is complete.
+
     They also stop the evaluation of an iteration, before its next batch: it changes no weights, and a resume makes it.
     After the last iteration, they stop the final evaluation, in a training of one process at once: the training is
     saved, and a resume evaluates. Everything else is finished: a signal of the last iteration that finds no evaluation
@@ -125,12 +129,13 @@ class Interruptions(HookBase):
         self._received: set[int] = set()
         self._handled: list[int] = []
         self._stops_at_once = self._has_stopped_evaluation = self._is_final = False
+        self._has_failed_evaluation = False
         self._is_alone = True
         self._checks = AgreedChecks(0, period_s)  # before iterations
 
     def before_train(self) -> None:
         self._received.clear()
-        self._has_stopped_evaluation = False
+        self._has_stopped_evaluation = self._has_failed_evaluation = False
         _active.append(self)
         self._limit_s = self._max_time_s() if callable(self._max_time_s) else self._max_time_s
         self._end = math.inf if self._limit_s is None else time.perf_counter() + self._limit_s
@@ -157,6 +162,14 @@ class Interruptions(HookBase):
                 self._save_for(self._received.copy())
             else:
                 self._save_for_pause()
+        elif self._has_failed_evaluation and not self._is_saved():
+            self._save_progress()
+
+    def _is_saved(self) -> bool:
+        """Whether the newest checkpoint is of the last iteration that was made."""
+        newest = self._checkpointer.get_checkpoint_file()
+        saved = inspect_checkpoint(Path(newest), contents=False).manifest if newest else None
+        return saved is not None and saved.iteration == self.trainer.iterations_done - 1
 
     def after_end(self) -> None:
         if self in _active:
@@ -188,6 +201,9 @@ class Interruptions(HookBase):
             if is_final:
                 text = "%s: the final evaluation is stopped. The training is saved; %s evaluates."
                 logger.info(text, self.trainer.stop_reason, self._resume)
+            raise
+        except Exception:  # with several processes, perhaps on one of them only: they could not save together
+            self._has_failed_evaluation = not is_final and self._is_alone
             raise
         finally:
             self._stops_at_once = False

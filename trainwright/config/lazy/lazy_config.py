@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 from omegaconf import DictConfig, ListConfig
 
@@ -44,7 +44,11 @@ class LazyCall:
     1
     """
 
-    def __init__(self, target: Any) -> None:
+    def __init__(self, target: Any, *arguments: Never, **named: Never) -> None:
+        if arguments or named:
+            raise ConfigTypeError(
+                f"LazyCall takes only what is called; its arguments follow: LazyCall({short_name(target)})(...)."
+            )
         if not (callable(target) or isinstance(target, str | Mapping | DictConfig)):
             raise ConfigTypeError(
                 f"LazyCall: got {target!r} ({type(target).__name__}); it takes a callable, or the dotted path of one."
@@ -130,7 +134,12 @@ def section_fault(name: str, value: Any) -> str | None:
 
 
 def warn_of_unread(found: Mapping[str, Any] | DictConfig) -> None:
-    """Log lists of callbacks and hooks beside the section ``train``, which a training reads."""
+    """Log lists of callbacks and hooks beside the section ``train``, which a training reads, and MMEngine's imports."""
+    if "_base_" in found:
+        logger.warning(
+            "_base_ is not read: it is of MMEngine. A config file imports another as Python does: from base import"
+            " model, dataloader, optim, train; then optim.lr = 0.001 changes a value."
+        )
     for name, key in foreign_names.KEYS.items():
         for path in (name, f"dataloader.{name}") if key in OWN_CODE else ():
             listed = found.get(name) if path == name else try_get_key(found, path, default=None)

@@ -242,9 +242,15 @@ def _place(cfg: DictConfig, keys: list[str], text: str, *, make: bool) -> tuple[
             set_override(node, key, text)
         child = node[key]
         if not isinstance(child, DictConfig | ListConfig):
+            kind = type(child).__name__
+            is_object = child is not None and not isinstance(child, str | bytes | bool | int | float | complex)
             raise ConfigKeyError(
-                f"Trying to update key {'.'.join(keys)!r}, but {above!r} is not a section: it is {child!r}"
-                f" ({type(child).__name__})."
+                f"Trying to update key {'.'.join(keys)!r}, but {above!r} is not a section: it is "
+                + (
+                    f"an object of {kind}, which is built already. Write {above} = LazyCall({kind})(...) in the file."
+                    if is_object
+                    else f"{child!r} ({kind})."
+                )
             )
         node = child
     return node, _own_key(node, keys)
