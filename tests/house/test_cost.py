@@ -198,7 +198,14 @@ class TestReads:
 
 
 class PutsMetrics(HookBase):
+    slot = "evaluate"  # before the lines
+
+    def __init__(self) -> None:
+        self.lines: set[int] = set()  # the iterations that end an epoch with a line
+
     def after_step(self) -> None:
+        if any(hook.shows_results for hook in self.trainer.hooks):
+            self.lines.add(self.trainer.iter)
         self.trainer.storage.put_scalar("norm_of_bias", self.trainer.model.second.bias.detach().norm())
 
 
@@ -241,16 +248,21 @@ class ReadsBelow(TorchDispatchMode):
 
 
 def reads_between_lines(trainer: Any) -> list[str]:
-    """The reads of a training in which the user records a metric in each step, without those of log lines."""
-    trainer.register_hooks([PutsMetrics()])
+    """The reads of a training in which the user records a metric in each step, without those of log lines.
+
+    Lines of epochs read, too: there is at most one for each ``LOG_EVERY`` iterations.
+    """
+    puts = PutsMetrics()
+    trainer.register_hooks([puts])
     reads = Reads(trainer)
     with reads, ReadsBelow(reads):
         trainer.train()
     assert reads.found, "log lines read tensors: nothing has been recorded"
     last = trainer.max_iter - 1
+    assert len(puts.lines) <= trainer.max_iter / LOG_EVERY
 
     def is_between(iteration: int) -> bool:
-        return WARM < iteration < last and (iteration + 1) % LOG_EVERY != 0
+        return WARM < iteration < last and (iteration + 1) % LOG_EVERY != 0 and iteration not in puts.lines
 
     return list(dict.fromkeys(read for iteration, read in reads.found if is_between(iteration)))
 

@@ -20,7 +20,7 @@ from trainwright.base.errors import ConfigError
 from trainwright.config import MetricConfig
 from trainwright.engine import default_setup
 from trainwright.evaluation import RegEvaluator
-from trainwright.hooks import EarlyStoppingCallback, HookBase
+from trainwright.hooks import Callback, EarlyStoppingCallback, HookBase
 
 INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
 LABELS = (INPUTS[:, 0] > 0).long()
@@ -197,17 +197,20 @@ def zeros() -> Samples:
     return Samples(x=torch.zeros(6, 2))
 
 
+@pytest.mark.parametrize("evaluates", [True, False])
 @pytest.mark.parametrize("stop", [None, 4])
 @pytest.mark.parametrize("api", ["Python", "config file"])
 def test_of_the_training_loss_the_mean_of_the_epoch_counts_and_not_the_last_batch(
-    api: str, stop: int | None, tmp_path: Path
+    api: str, stop: int | None, evaluates: bool, tmp_path: Path
 ) -> None:
+    test = zeros if evaluates else None
+
     def build(*, resume: bool = False) -> Any:
         if api == "Python":
             settings = {"num_epochs": 3, "batch_size": 2, "metrics": None, "metric_for_best_model": "train.loss"}
             saves = {"save_steps": 1, "resume_from_checkpoint": resume}
-            return Trainer(Loses(), quiet(tmp_path, **settings, **saves), zeros(), zeros())
-        cfg = config_of(tmp_path, Loses, zeros, zeros, train_epoch=3, train_micro_batch_size=2, resume=resume)
+            return Trainer(Loses(), quiet(tmp_path, **settings, **saves), zeros(), test and test())
+        cfg = config_of(tmp_path, Loses, zeros, test, train_epoch=3, train_micro_batch_size=2, resume=resume)
         cfg.train.evaluation.update({"evaluator": [], "eval_metric": "train.loss", "eval_after_n_epoch": 1})
         cfg.train.checkpointer.period = 1
         return DefaultTrainer(cfg)
@@ -220,10 +223,20 @@ def test_of_the_training_loss_the_mean_of_the_epoch_counts_and_not_the_last_batc
     assert (extra["iteration"] + 1, extra["total_loss"]) == (6, 2.0)
 
 
+class LogsTrainLoss(Callback):
+    def on_train_batch_end(self, batch: Any, logs: Any) -> None:
+        self.trainer.log({"train_loss": 1.0})
+
+
 @pytest.mark.parametrize("best", [{"load_best_model_at_end": True}, {}])
 def test_a_result_of_the_training_is_no_result_of_the_evaluation(best: dict[str, bool], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"got 'train_loss', which .*Did you mean 'train\.loss'"):
         run(tmp_path, None, metric_for_best_model="train_loss", **best).train()
+    assert not (tmp_path / "checkpoints").exists()
+    one = run(tmp_path, None, metric_for_best_model="train_loss", **best)
+    one.add_callback(LogsTrainLoss())
+    with pytest.raises(ConfigError, match=r"A value of this name that your code logs is 'train\.train_loss'"):
+        one.train()
     assert not (tmp_path / "checkpoints").exists()
     run(tmp_path, None, metric_for_best_model="train.loss", num_epochs=1, **best).train()
     data = {"train_part": DATA, "train": DATA}  # names of data sets, whose results are called so

@@ -306,6 +306,9 @@ class ConfigRun(Run):
         per_epoch = self.iterations_per_epoch()
         return None if per_epoch is None else partial(epoch_around, per_epoch)
 
+    def epoch_ends(self) -> Period:
+        return self._period("train.evaluation.eval_period", 1)
+
     def own_step_hook(self) -> HookBase | None:
         return self.own_step if self.has_own_step else None
 
@@ -319,7 +322,7 @@ class ConfigRun(Run):
 
     def progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
         me = weakref.proxy(self)
-        return [EpochLines(lambda: me.line_plan(), best)] if is_main_process() else []
+        return [EpochLines(lambda: me.line_plan(), best)]
 
     def line_plan(self) -> LinePlan | None:
         train = self.cfg.train

@@ -74,6 +74,11 @@ class BestMetric:
         return self._key(self._prefix)
 
     @property
+    def is_of_training(self) -> bool:
+        """Whether it needs no evaluation."""
+        return self._name.startswith("train.") or self.key == "total_loss"
+
+    @property
     def file_name(self) -> str:
         """That of its best checkpoint, for a metric of ``save_best``."""
         name = re.sub(r"[^\w.@-]", "_", self.key.removeprefix("eval_"))  # such as clean/accuracy
@@ -99,7 +104,7 @@ class BestMetric:
         """
         if (text := self.unknown_result()) is None:
             return
-        if not is_put_by_user:
+        if not is_put_by_user or "'train.train_loss'" in text:
             raise ConfigError(text)
         logger.warning("%s Unless your code logs it, the run ends with an error after its first evaluation.", text)
 
@@ -109,7 +114,7 @@ class BestMetric:
         name, _, key = key.rpartition("/")
         known = self._known_results()
         # The model may return it, or name parts of it.
-        is_loss = "loss" in key and not key.endswith("_PPL") and not key.startswith("train_")
+        is_loss = "loss" in key and not key.endswith("_PPL") and key != "train_loss"
         if prefix != "evaluation" or is_loss or known is None or not self._spec.is_set(self._setting):
             return None
         names = self._datasets if name else []
@@ -117,8 +122,8 @@ class BestMetric:
         if not {self._name, key, re.sub(r"_\d+$", "", key)}.isdisjoint(known):  # there may be a result for each class
             return None
         hint = f"{did_you_mean(key, results)} {_MORE_RESULTS[self._spec.api]}"
-        if key.startswith("train_"):
-            hint = f"Did you mean 'train.{key.removeprefix('train_')}', of the training data?"
+        if key == "train_loss":
+            hint = "Did you mean 'train.loss'? A value of this name that your code logs is 'train.train_loss'."
         return (
             f"{self._spec.where(self._setting)}: got {self._name!r}, which the evaluation does not"
             f" compute; its results are {', '.join(results)}. {hint}"

@@ -167,6 +167,7 @@ class Run:
     samples_of_window: Callable[[int], int]  # of so many micro-batches; 0: the state counts them by its plan
     planned_length: Callable[[], tuple[int, int | None]]  # the steps of the run and of an epoch; None: unknown
     epoch_of: Callable[[], Callable[[int], Any] | None]
+    epoch_ends: Callable[[], Any]  # the period of an epoch
     own_step_hook: Callable[[], HookBase | None]  # for a step of the user's own
     step_hooks: Callable[[], list[HookBase | None]]  # the schedules, and metrics of the training
     save_hook: Callable[[], HookBase | None]

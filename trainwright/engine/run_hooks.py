@@ -114,15 +114,21 @@ def inner_hooks(run: Run) -> list[HookBase | None]:
 
 
 def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
-    """That of ``metric_for_best_model``, and those of ``save_best``."""
+    """That of ``metric_for_best_model``, and those of ``save_best``.
+
+    After each evaluation; of a training metric without evaluations, after each epoch.
+    """
     spec, me = run.spec, weakref.proxy(run)
-    if not (run.evaluates and spec.save_enabled):
+    metric = run.best_metric
+    by_training = spec.is_set("metric_for_best_model") and metric.is_of_training
+    if not (spec.save_enabled and (run.evaluates or by_training)):
         for setting in ("save_top_k", "save_best"):
             if (value := spec.as_set[setting]) is not None:
                 found = "evaluated" if spec.save_enabled else "saved"
                 logger.warning("%s=%r has no effect: nothing is %s.", spec.where(setting), value, found)
         return []
-    metric, others = run.best_metric, run.best_metric.others()
+    others = metric.others()
+    is_due = run.eval_is_due if run.evaluates else run.epoch_ends()
     for one in (metric, *others):
         one.check_mode()
 
@@ -131,7 +137,7 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
         return (lambda: one.raise_missing(me.trainer.last_eval_results)) if is_error else None
 
     best = BestCheckpointer(
-        run.eval_is_due,
+        is_due,
         run.checkpointer,
         metric.key,
         metric.mode(),
@@ -141,7 +147,7 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
     )
     more = [
         BestCheckpointer(
-            run.eval_is_due,
+            is_due,
             run.checkpointer,
             one.key,
             one.mode(),

@@ -378,14 +378,11 @@ class EventStorage:
         noisy = {name: history for name, history in self.histories().items() if self._hints[name] and len(history)}
         return noisy, {name: self.first_local_iteration(name) for name in noisy}
 
-    def means_since(self, iteration: int, *, reads: bool = True) -> dict[str, tuple[float, int]]:
-        """``latest`` of the metrics with a value of ``iteration`` or later, noisy ones replaced by their mean since.
-
-        Without ``reads``: of the values already converted to numbers.
-        """
+    def means_since(self, iteration: int) -> dict[str, tuple[float, int]]:
+        """``latest`` of the metrics with a value of ``iteration`` or later, noisy ones replaced by their mean since."""
         return {
             name: (_finite_mean(history.values_since(iteration)) if self._hints[name] else history.latest(), at)
-            for name, history in (self.histories() if reads else self.histories_so_far()).items()
+            for name, history in self.histories().items()
             if (at := history.latest_iteration()) >= iteration
         }
 

@@ -311,6 +311,9 @@ class PythonRun(TrainerRun):
         state = self.state
         return (lambda update: state.plan.epoch_of(update)) if state.plan.has_epochs else None
 
+    def epoch_ends(self) -> Any:
+        return self.state.epoch_ends()
+
     def own_step_hook(self) -> HookBase:
         return self.own_step  # type: ignore[no-any-return]
 
@@ -337,11 +340,9 @@ class PythonRun(TrainerRun):
     def progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
         """A line per epoch; without a bar and lines by steps also one every half minute."""
         me, state = weakref.proxy(self), self.state
-        if not is_main_process():
-            return []
 
         def shows_progress() -> bool:
-            return me.has_lines and not me.spec.log_steps and bar_stream() is None
+            return is_main_process() and me.has_lines and not me.spec.log_steps and bar_stream() is None
 
         def position() -> tuple[int, int, int, int, int]:
             plan, length = state.plan, state.plan.windows.at(me.trainer.iter)

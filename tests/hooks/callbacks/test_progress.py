@@ -121,7 +121,7 @@ class Counts(TrainerBase):
     ("log_period", "eval_period", "expected"),
     [
         (0, 0, ["Epoch 1/3  total_loss 0.5000", "Epoch 2/3  total_loss 2.500", "Epoch 3/3  total_loss 4.000"]),
-        (3, 0, ["Epoch 2/3  4 iterations", "Epoch 3/3  total_loss 4.000"]),  # nothing has been read before the end
+        (3, 0, ["Epoch 2/3  total_loss 2.500", "Epoch 3/3  total_loss 4.000"]),  # of the last of two epochs
         (100, 0, ["Epoch 3/3  total_loss 4.000"]),  # of the last epoch, as its row in the files
         (100, 4, ["Epoch 2/3  total_loss 2.500", "Epoch 3/3  total_loss 4.000"]),  # between two log periods
     ],

@@ -137,20 +137,18 @@ class LinePlan:
 
     Attributes:
         every: the epochs between two lines.
-        reads: read the current values, which synchronizes; else the means are those up to the last log line.
-        log_period: the iterations between rows, which read them.
         unit: what the lines are numbered by.
     """
 
     iterations_per_epoch: EpochLength
     every: int = 1
-    reads: bool = True
-    log_period: int = 0
     unit: Literal["epoch", "iteration"] = "epoch"
 
 
 class EpochLines(HookBase):
     """Log a line after epochs: the means of the losses, metrics, results of the evaluation, time.
+
+    Every process needs it, because the means are those of all; the main process logs.
 
     ``plan`` is called at the start of each training; None: no lines. ``best``: its metric is marked in the epoch of a
     new best value.
@@ -189,13 +187,14 @@ class EpochLines(HookBase):
     def after_step(self) -> None:
         done = self.trainer.iterations_done
         if done >= self._next:
-            self._log(reads=self._lines.reads)
+            self.trainer.storage.reduce()
+            self._log()
         elif done >= self.trainer.max_iter:
             self.trainer.storage.line_at = done  # that of after_train
 
     def after_train(self) -> None:
         if not (self.is_idle or has_failed(self.trainer)) and self._is_open():
-            self._log(reads=True)  # with the final evaluation
+            self._log()  # with the final evaluation
 
     def _is_open(self) -> bool:
         """Whether iterations were made since the last line."""
@@ -214,9 +213,9 @@ class EpochLines(HookBase):
             self._at = end if end < self.trainer.max_iter else sys.maxsize  # after_train logs the last epoch
         return self._at
 
-    def _log(self, *, reads: bool) -> None:
+    def _log(self) -> None:
         trainer, now, storage, unit = self.trainer, time.monotonic(), self.trainer.storage, self._lines.unit
-        found = self._new_values(reads=reads)
+        found = self._new_values()
         values = shown_values(found)
         best = self._best
         if best is not None and best.best_iter is not None and best.best_iter >= self._last:
@@ -232,23 +231,20 @@ class EpochLines(HookBase):
             shown.append(f"evaluated: {storage.evaluated_weights}")
         head = f"{unit.capitalize()} {number:{len(str(total))}}/{total}"
         text = "  ".join(filter(None, [head, *shown, seconds, left]))
-        logger.info("%s", text, extra={"progress": is_in_table})
+        if is_main_process():
+            logger.info("%s", text, extra={"progress": is_in_table})
         storage.line_at, self._start, self._last = at.done, now, at.done
         self._plan_next(at.done)
 
-    def _new_values(self, *, reads: bool) -> dict[str, tuple[float, int]]:
-        """The values since the last line, with their iterations.
-
-        Where values are read, those of the rows; a line of several epochs without them has the means since the last.
-        """
-        storage, done, lines = self.trainer.storage, self.trainer.iterations_done, self._lines
-        is_written = lines.log_period > 0 and done % lines.log_period == 0
-        if lines.unit == "epoch" and (reads or is_written):
+    def _new_values(self) -> dict[str, tuple[float, int]]:
+        """The means of the epoch, as in its row, with their iterations."""
+        storage, done = self.trainer.storage, self.trainer.iterations_done
+        if self._lines.unit == "epoch":
             first, following = epoch_around(self._per_epoch, done - 1)
             storage.end_epoch(first, following if done >= following else first)
             found = {n: one for n, one in storage.latest_with_smoothing_hint().items() if one[1] >= first}
         else:
-            found = storage.means_since(self._last, reads=reads)
+            found = storage.means_since(self._last)
         # Results of an evaluation within the epoch had a line.
         return {n: one for n, one in found.items() if n not in storage.results or one[1] >= done - 1}
 
@@ -268,9 +264,7 @@ def line_plan(
             return None
         return LinePlan(eval_period, unit="iteration")
     period = 0 if is_kernel() else min(log_period, eval_period or log_period)
-    every = max(1, math.ceil(period / length))
-    reads = not period or bool(eval_period)
-    return LinePlan(epochs, every=every, reads=reads, log_period=log_period)
+    return LinePlan(epochs, every=max(1, math.ceil(period / length)))
 
 
 class EpochProgress(HookBase):
