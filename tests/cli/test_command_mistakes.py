@@ -101,3 +101,30 @@ def test_predictions_do_not_replace_another_file(
     assert main(["eval", "run", "--predictions", name]) == 2
     assert f"{name} exists, and has no predictions of this command" in capsys.readouterr().err
     assert (folder / name).read_text() == text
+
+
+FAILS = """
+from tests.toys import Classifier, file_config, points
+from trainwright import LazyCall
+from trainwright.hooks import Callback
+
+class Reads(Callback):
+    def on_train_batch_end(self, batch, logs):
+        if logs["global_step"] == 1:
+            logs["valeu"]
+
+cfg = file_config("out", Classifier, points, train_iter=3, train_micro_batch_size=8)
+model, dataloader, train = cfg.model, cfg.dataloader, cfg.train
+train.callbacks = [LazyCall(Reads)()]
+"""
+
+
+def test_an_error_of_the_library_in_a_callback_names_its_line_and_fails_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("fails.py").write_text(FAILS)
+    assert main(["train", "fails.py"]) == 1
+    said = capsys.readouterr().err
+    assert "logs has no 'valeu'" in said
+    assert "The error came from fails.py:9 in on_train_batch_end; --traceback shows all calls." in said

@@ -134,6 +134,10 @@ def _run(args: argparse.Namespace, load: Callable[[], T], prepare: Callable[[T],
     try:
         start()
     except UserError as error:
+        from trainwright.parallel.stack_places import place_below  # loads torch, as the run has done
+
+        if (place := place_below(error.__traceback__)) is not None:
+            error.add_note(f"The error came from {place}; --traceback shows all calls.")
         code, trainer = print_error(error, args), getattr(start, "__self__", None)
         has_trained = getattr(trainer, "failure", None) is not None and getattr(trainer, "iterations_done", 0) > 0
         return FAILED if code == USAGE_ERROR and has_trained else code

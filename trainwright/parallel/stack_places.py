@@ -57,6 +57,13 @@ def frames_of_traceback(trace: TracebackType | None) -> list[Frame]:
     return frames
 
 
+def place_below(trace: TracebackType | None) -> Frame | None:
+    """The innermost code of the user that the library has called when the error came; None if there is none."""
+    frames = frames_of_traceback(trace)
+    outermost = max((place for place, frame in enumerate(frames) if frame.file.startswith(_OURS)), default=0)
+    return next((frame for frame in frames[:outermost] if frame.is_of_user), None)
+
+
 def waits_for_others(frames: Iterable[Frame]) -> bool:
     """Whether a thread is in a collective call: in torch.distributed, or in a backward pass, which averages."""
     for frame in frames:
