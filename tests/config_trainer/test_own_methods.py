@@ -1,5 +1,6 @@
 """Methods of a user's DefaultTrainer: a wrong signature or a wrong part is an error before the first step."""
 
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,63 @@ def test_methods_that_return_something_else_may_have_other_forms(tmp_path: Path)
     trainer.train()
     assert trainer.iterations_done == 2
     assert not hasattr(trainer, "other")
+
+
+def test_a_decorator_may_add_an_argument(tmp_path: Path) -> None:
+    def with_size(method: Any) -> Any:
+        return wraps(method)(lambda cls, cfg: method(cls, cfg, 3))
+
+    mine = trainer_with(build_model=classmethod(with_size(lambda cls, cfg, size: Classifier())))
+    mine(file_config(tmp_path, Classifier, points, train_iter=1, train_micro_batch_size=8))
+
+
+def test_a_test_of_the_user_gets_any_evaluator(tmp_path: Path) -> None:
+    mine = trainer_with(
+        build_evaluator=lambda self, cfg: len,
+        test=lambda self, cfg, loaders, model, evaluator=None: {"n": evaluator("abc")},
+    )
+    cfg = file_config(tmp_path, Classifier, points, points, train_iter=1, train_micro_batch_size=8)
+    cfg.train.evaluation.update({"eval_metric": "n", "eval_mode": "max"})
+    assert mine(cfg).train() == {"n": 3}
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        {"train": lambda self: self.test(self.get_batch([])), "test": lambda self, batch: {"n": batch}},
+        {"run_step": lambda self: self.train_step([]), "train_step": lambda self, batch: batch},
+    ],
+)
+def test_loops_and_steps_of_the_user_call_the_other_methods_as_they_like(
+    methods: dict[str, Any], tmp_path: Path
+) -> None:
+    cfg = file_config(tmp_path, Classifier, points, points, train_iter=1, train_micro_batch_size=8)
+    trainer_with(get_batch=classmethod(lambda cls, data, *, scale=1: data), **methods)(cfg)
+
+
+def test_writers_and_test_loaders_may_be_in_any_iterable(tmp_path: Path) -> None:
+    class Mine(DefaultTrainer):
+        def build_writers(self) -> Any:
+            yield from super().build_writers()
+
+        @classmethod
+        def build_test_loader(cls, cfg: Any, tokenizer: Any = None) -> Any:
+            return dict(enumerate(super().build_test_loader(cfg, tokenizer))).values()
+
+    trainer = Mine(file_config(tmp_path, Classifier, points, points, train_iter=1, train_micro_batch_size=8))
+    assert "Acc@1" in trainer.train()
+    assert len(trainer.predict())
+
+
+def test_a_test_of_the_user_gets_what_build_test_loader_returns(tmp_path: Path) -> None:
+    loader = DataLoader(points(), 8)  # type: ignore[arg-type]
+    mine = trainer_with(
+        build_test_loader=lambda self, cfg, tokenizer: loader,
+        test=lambda self, cfg, loaders, model, evaluator=None: {"is_same": float(loaders is loader)},
+    )
+    cfg = file_config(tmp_path, Classifier, points, points, train_iter=1, train_micro_batch_size=8)
+    cfg.train.evaluation.update({"eval_metric": "is_same", "eval_mode": "max"})
+    assert mine(cfg).train() == {"is_same": 1}
 
 
 def test_a_forgotten_return_of_a_schedule_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

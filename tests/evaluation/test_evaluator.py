@@ -1,4 +1,6 @@
 import logging
+from collections.abc import Callable
+from functools import singledispatchmethod, wraps
 from typing import Any
 
 import pytest
@@ -111,10 +113,28 @@ class _WithoutReset:
         return {}
 
 
-class _OfThree(_WithoutReset):
+class _OfOne(_WithoutReset):
     def reset(self) -> None: ...
 
+    def update(self, predictions: Any) -> None: ...  # type: ignore[override]
+
+
+class _OfThree(_OfOne):
     def update(self, predictions: Any, labels: Any, weights: Any) -> None: ...  # type: ignore[override]
+
+
+def _with_three(method: Callable[..., None]) -> Callable[..., None]:
+    return wraps(method)(lambda self, inputs, outputs: method(self, inputs, outputs, 3))
+
+
+class _Decorated(_Own):
+    @_with_three
+    def process(self, inputs: Any, outputs: Any, weight: int) -> None:  # type: ignore[override]
+        ...
+
+
+class _Dispatching(_Own):
+    process = singledispatchmethod(lambda self, inputs, outputs: None)  # type: ignore[assignment]
 
 
 class _Complete(_WithoutReset):
@@ -129,7 +149,7 @@ class _Complete(_WithoutReset):
         (_OfOutputs, r"_OfOutputs\.process is called with \(inputs, outputs\)\. Write def process\(self, inputs, out"),
         (_WithoutResults, r"_WithoutResults has no evaluate, .* Write def evaluate\(self\)"),
         (_WithoutReset, r"_WithoutReset has no reset, which each evaluation calls\. Write def reset\(self\)"),
-        (_OfThree, r"_OfThree\.update is called with \(predictions, labels\)"),
+        (_OfOne, r"_OfOne\.update is called with \(predictions, labels, \*\*batch\)\. Write def update\(self, predic"),
     ],
 )
 def test_an_evaluator_whose_methods_cannot_be_called_is_refused_before_an_evaluation(kind: type, text: str) -> None:
@@ -138,5 +158,5 @@ def test_an_evaluator_whose_methods_cannot_be_called_is_refused_before_an_evalua
 
 
 def test_evaluators_of_the_user_that_can_be_called_are_accepted() -> None:
-    for one in (_Own(), _Complete(), lambda predictions, labels: {}):
+    for one in (_Own(), _Complete(), _OfThree(), _Decorated(), _Dispatching(), lambda predictions, labels: {}):
         assert isinstance(evaluator_of(one, "here"), DatasetEvaluator)

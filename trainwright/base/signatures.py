@@ -23,11 +23,11 @@ def read_signature(function: Callable[..., Any], *, follow_wrapped: bool = True)
 
 
 def shown_arguments(function: Callable[..., Any]) -> str:
-    """The arguments of a function as messages show them, without annotations.
+    """The arguments of a function, or of its decorator, as messages show them, without annotations.
 
     >>> shown_arguments(lambda data, size=1: data)
     '(data, size=1)'
     """
-    signature = read_signature(function)
+    signature = read_signature(function, follow_wrapped=False)
     parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
     return str(signature.replace(parameters=parameters, return_annotation=signature.empty))

@@ -1,29 +1,32 @@
 """The methods of a user's DefaultTrainer: whether they take what they are called with, and return a part."""
 
 import logging
+from collections.abc import Mapping
 from inspect import getattr_static, isfunction
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader
 
 from trainwright.base.errors import ConfigTypeError
 from trainwright.evaluation.adapters import evaluator_of
-from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.hooks.method_overrides import check_arguments, is_overridden, lacks_return
 
 logger = logging.getLogger("trainwright.engine")
 
 _BUILD = (
     "build_tokenizer", "build_model", "build_optimizer", "build_lr_scheduler", "build_train_loader",
-    "build_test_loader", "build_hooks", "build_writers", "auto_scale_hyperparams", "train_step",
+    "build_test_loader", "build_hooks", "build_writers", "auto_scale_hyperparams",
 )  # fmt: skip
 
 
 def check_own_methods(trainer: Any, *, evaluates: bool) -> None:
     """Raise ConfigTypeError for a method that cannot be called as the run calls it, before anything is built."""
-    has_own_steps = is_overridden(trainer, "run_step")
-    names = [*_BUILD, *(["build_evaluator", "test"] if evaluates else []), *([] if has_own_steps else ["get_batch"])]
-    check_arguments(trainer, names)
+    has_own_loop = is_overridden(trainer, "train")
+    evaluates &= not has_own_loop
+    has_own_steps = has_own_loop or is_overridden(trainer, "run_step")
+    check_arguments(trainer, [*_BUILD, *(["build_evaluator", "test"] if evaluates else [])])
+    check_arguments(trainer, [] if has_own_steps else ["get_batch", "train_step"])
     kind = type(trainer)
     if evaluates and not is_overridden(trainer, "test") and isfunction(getattr_static(kind, "get_batch")):
         raise ConfigTypeError(
@@ -47,8 +50,19 @@ def model_part(trainer: Any, model: Any) -> Any:
     return part(trainer, "build_model", model, is_right=isinstance(model, nn.Module), must="a torch.nn.Module")
 
 
-def evaluator_part(trainer: Any, evaluator: Any) -> DatasetEvaluator | None:
-    """The evaluator, which may be None: the loss alone."""
+def loaders_part(trainer: Any, loaders: Any) -> Any:
+    """The loaders of evaluations. A ``test`` or ``train`` of the user's gets them as they are."""
+    has_own = is_overridden(trainer, "test") or is_overridden(trainer, "train")
+    is_iterable = any(hasattr(loaders, name) for name in ("__iter__", "__getitem__")) and not isinstance(loaders, type)
+    is_right = is_iterable and (has_own or not isinstance(loaders, DataLoader | Mapping | str))
+    part(trainer, "build_test_loader", loaders, is_right=is_right, must="a list of loaders, [loader]")
+    return loaders if has_own or hasattr(loaders, "__getitem__") else [*loaders]
+
+
+def evaluator_part(trainer: Any, evaluator: Any) -> Any:
+    """The evaluator, which may be None: the loss alone. A ``test`` of the user's gets it as it is."""
+    if is_overridden(trainer, "test"):
+        return evaluator
     if evaluator is None:
         warn_of_none(trainer, "build_evaluator", evaluator, "evaluations compute the loss only")
         return None

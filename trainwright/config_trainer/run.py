@@ -27,7 +27,14 @@ from trainwright.config.spec import spec_of_cfg
 from trainwright.config.windows import Windows
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.eager_trainer import EagerTrainer
-from trainwright.config_trainer.own_methods import check_own_methods, evaluator_part, model_part, part, warn_of_none
+from trainwright.config_trainer.own_methods import (
+    check_own_methods,
+    evaluator_part,
+    loaders_part,
+    model_part,
+    part,
+    warn_of_none,
+)
 from trainwright.data.loaders import set_position as set_loader_position
 from trainwright.data.sampler import CyclicSampler
 from trainwright.data.seeding import seed_everything
@@ -42,7 +49,6 @@ from trainwright.engine.resumed_settings import flat
 from trainwright.engine.run import Run
 from trainwright.engine.state import TrainingState
 from trainwright.engine.step import Step
-from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.evaluation.loop import loader_names, watched_batches, without_table
 from trainwright.events.epoch_means import EpochLength, epoch_around, epoch_at, first_of_epoch
 from trainwright.events.formats import RECORD_NAME, read_starts
@@ -126,11 +132,7 @@ class ConfigRun(Run):
             part(trainer, "build_train_loader", self.train_loader, is_right=is_loader, must=must)
         setup.check_loader(self.train_loader, cfg.train.train_micro_batch_size)
         setup.limit_data(cfg.train, self.train_loader)
-        tests = trainer.build_test_loader(cfg, self.tokenizer)
-        is_list = isinstance(tests, list | tuple)
-        self.test_loader = part(
-            trainer, "build_test_loader", tests, is_right=is_list, must="a list of loaders, [loader]"
-        )
+        self.test_loader = loaders_part(trainer, trainer.build_test_loader(cfg, self.tokenizer))
         near = None if "test" in cfg.dataloader else nearest_of("test", map(str, cfg.dataloader))
         near = near or next((name for name in foreign_names.EVALUATED if name in cfg.dataloader), None)
         if near is not None and not self.test_loader:
@@ -253,7 +255,7 @@ class ConfigRun(Run):
         return bool(self.cfg.train.evaluation.enabled and self.test_loader)
 
     @cached_property
-    def evaluator(self) -> DatasetEvaluator | None:
+    def evaluator(self) -> Any:
         """That of the evaluations of the training."""
         return evaluator_part(self.trainer, self.trainer.build_evaluator(self.cfg))
 

@@ -138,7 +138,7 @@ def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
             f" TorchMetricsHandler(names), a function of (predictions, labels), or a list or dict of these.{hint}"
         )
     if not (is_function or isinstance(given, nn.Module)):
-        _check_calls(given, {"reset": (), "update": ("predictions", "labels"), "compute": ()}, where)
+        _check_calls(given, {"reset": (), "update": ("predictions", "labels", "**batch"), "compute": ()}, where)
     return MetricEvaluator(handler_of(given))
 
 
@@ -153,7 +153,11 @@ def _check_calls(given: Any, calls: Mapping[str, tuple[str, ...]], where: str) -
             raise ConfigTypeError(f"{where}: {kind.__name__} has no {name}, which each evaluation calls. {line}")
         try:
             with suppress(ValueError):  # it has no signature
-                read_signature(method).bind(*arguments)
+                signature = read_signature(method, follow_wrapped=False)  # a decorator may add some
+                if arguments[-1:] == ("**batch",):  # whose fields are not known yet
+                    signature.bind_partial(*arguments[:-1])
+                else:
+                    signature.bind(*arguments)
         except TypeError:
             raise ConfigTypeError(
                 f"{where}: {kind.__name__}.{name} is called with ({', '.join(arguments)}). {line}"

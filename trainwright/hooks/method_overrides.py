@@ -176,7 +176,7 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
         method = getattr(owner, name)
         try:
             with suppress(ValueError):  # it has no signature
-                read_signature(method).bind(*parameters)
+                read_signature(method, follow_wrapped=False).bind(*parameters)  # a decorator may add some
         except TypeError:
             arguments = [each.name for each in parameters]
             written = [

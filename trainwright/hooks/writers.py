@@ -47,7 +47,7 @@ class PeriodicWriter(HookBase):
     def before_train(self) -> None:
         if self._build_writers is not None:
             writers = self._build_writers()
-            if not isinstance(writers, list | tuple):
+            if isinstance(writers, str | EventWriter) or not isinstance(writers, Iterable):
                 kind = self.trainer.__class__.__name__
                 raise ConfigTypeError(
                     f"{kind}.build_writers returned {type(writers).__name__}; it must return a list of writers, for"
