@@ -194,7 +194,13 @@ def test_a_sampler_node_sets_what_the_loader_does_not():
         with pytest.raises(ConfigTypeError, match=r"single indices.*BatchSampler\(\w+\(\.\.\.\), batch_size=3"):
             build_image_train_loader(Numbers(), 3, sampler=single)
     batches = BatchSampler(RandomSampler(Numbers()), batch_size=3, drop_last=True)
-    assert build_image_train_loader(Numbers(), 3, sampler=batches)[0].batch_sampler is batches
+
+    class OfLists(RandomSampler):
+        def __iter__(self):
+            yield [*super().__iter__()]
+
+    for several in (batches, OfLists(Numbers())):
+        assert build_image_train_loader(Numbers(), 3, sampler=several)[0].batch_sampler is several
 
 
 def test_nodes_of_a_config_are_instantiated_here_where_nobody_did_before():

@@ -212,7 +212,11 @@ for _builder in (build_image_train_loader, build_image_test_loader, build_nlp_tr
     vars(_builder)["builds_itself"] = {"sampler", "train_sampler", "test_sampler"}
 
 
-_OF_INDICES = (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+# The samplers of torch that yield single indices; a subclass may yield lists of them.
+_OF_INDICES = [
+    one.__iter__
+    for one in (RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler, DistributedSampler)
+]
 
 
 def _make_sampler(sampler: Any, dataset: Any, batch_size: int, **settings: Any) -> Any:
@@ -239,7 +243,7 @@ def _make_sampler(sampler: Any, dataset: Any, batch_size: int, **settings: Any) 
                 f"sampler: got {sampler!r} ({type(sampler).__name__}); it must be a sampler class, a lazy node, or "
                 "an object that yields lists of indices."
             )
-        if isinstance(sampler, _OF_INDICES):
+        if getattr(type(sampler), "__iter__", None) in _OF_INDICES:
             kind = type(sampler).__name__
             raise ConfigTypeError(
                 f"sampler: got a {kind} of torch, which yields single indices; the loader takes one that yields lists"
