@@ -20,6 +20,7 @@ from trainwright.config_trainer import setup
 from trainwright.config_trainer.setup import bind_arguments
 from trainwright.data import build_image_test_loader
 from trainwright.engine import default_setup
+from trainwright.hooks import HookBase
 from trainwright.parallel.layout import Layout
 
 SIZES = ("train_micro_batch_size", "global_batch_size", "num_accumulation_steps")
@@ -329,7 +330,6 @@ def test_a_schedule_or_evaluator_beside_the_sections_is_a_warning(
     [
         ([LazyCall(rows)()], r"got a list of 1; it must be one loader, without the brackets: LazyCall\("),
         ({"dataset": LazyCall(rows)()}, r"got a section with dataset, without _target_; describe a loader: LazyCall"),
-        (LazyCall(rows)(), r"got Samples, a data set; describe a loader of it"),
         (5, r"got int, which yields no batches; describe a loader"),
     ],
 )
@@ -340,6 +340,44 @@ def test_what_is_no_loader_is_answered_with_the_line_to_write(node: Any, text: s
     name = "dataloader.train" if key == "train" else r"dataloader\.test\.0"
     with pytest.raises(ConfigError, match=f"{name}: {text}"):
         DefaultTrainer(cfg)
+
+
+class Batches:
+    """A loader without ``__iter__``."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": torch.ones(4, 4)}
+
+
+def batches_by_name() -> dict[str, Any]:
+    return {"a": Batches()[0]}
+
+
+class OwnLoader(DefaultTrainer):
+    @classmethod
+    def build_train_loader(cls, cfg: DictConfig, tokenizer: Any = None) -> Any:
+        return Batches()
+
+
+def test_loaders_need_no_iter_and_a_data_set_may_yield_batches_of_an_evaluation(tmp_path: Path) -> None:
+    cfg = config(tmp_path, train_iter=1, train_micro_batch_size=4)
+    cfg.dataloader = {"train": LazyCall(Batches)(), "test": {"a": LazyCall(Batches)(), "b": LazyCall(rows)()}}
+    cfg.train.evaluation.enabled = False
+    for kind in (DefaultTrainer, OwnLoader):
+        kind(cfg).train()
+    cfg.dataloader.train = LazyCall(rows)()
+    with pytest.raises(ConfigError, match=r"dataloader\.train: got Samples, a data set; describe a loader of it"):
+        DefaultTrainer(cfg)
+
+
+def test_a_loader_of_numbers_is_no_data_set_to_change(tmp_path: Path) -> None:
+    cfg = config(tmp_path, train_iter=1, train_micro_batch_size=1)
+    cfg.dataloader.train = LazyCall(batches_by_name)()
+    with pytest.raises(ConfigError, match=r"The loader yields str; .* the model's forward\.$"):
+        DefaultTrainer(cfg).train()
 
 
 @pytest.mark.parametrize(
@@ -356,6 +394,8 @@ def test_what_is_no_loader_is_answered_with_the_line_to_write(node: Any, text: s
         ({"train": LazyCall(build_image_test_loader)(dataset=LazyCall(rows)(), num_workers=0)}, "without shuffling"),
         ({"batch_size": 4, "own": 3}, None),
         ({"batch_size": 64, "own": "${.batch_size}"}, None),
+        ({"seed": 3, "data": "/data"}, None),
+        ({"val": 1, "own": "${dataloader.val}"}, None),
     ],
 )
 def test_keys_of_the_section_dataloader_that_mean_another_are_a_warning(
@@ -367,3 +407,19 @@ def test_keys_of_the_section_dataloader_that_mean_another_are_a_warning(
     DefaultTrainer(cfg)
     found = [one for one in caplog.messages if "dataloader" in one]
     assert not found if text is None else len(found) == 1 and text in found[0]
+
+
+def test_code_of_the_users_own_may_read_the_section_dataloader(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = config(tmp_path, train_iter=1, train_micro_batch_size=4)
+    cfg.dataloader.val = LazyCall(Batches)()
+    cfg.train.evaluation.enabled = False
+    DefaultTrainer(cfg)
+    cfg.train.evaluation.enabled = True
+    OwnLoader(cfg)
+    del cfg.dataloader.val
+    cfg.dataloader.batch_size = 64
+    cfg.train.hooks = [LazyCall(HookBase)()]
+    DefaultTrainer(cfg)
+    assert "dataloader." not in caplog.text

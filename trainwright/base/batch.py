@@ -161,7 +161,9 @@ def write_forward_help(error: TypeError, model: Any, batch: Any, shown: list[str
     signature = read_signature(model.forward)
     if not isinstance(batch, Mapping):
         plain = [one.name for one in signature.parameters.values() if one.kind is one.POSITIONAL_OR_KEYWORD]
-        write = f" Return {{{', '.join(f'{name!r}: ...' for name in plain)}}} from its __getitem__." if plain else ""
+        write = f" Return {{{', '.join(f'{name!r}: ...' for name in plain)}}} from its __getitem__."
+        if not plain or isinstance(batch, int | str):  # a dict, a list, a range or a text is the loader
+            write = ""
         raise ConfigTypeError(
             f"The loader yields {type(batch).__name__}; DefaultTrainer needs named fields: an Instance or a dict"
             f" for each sample. {WRONG_FIELDS_HELP}{write}"

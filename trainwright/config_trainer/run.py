@@ -21,7 +21,7 @@ from trainwright.config import foreign_names
 from trainwright.config.config_file.checks import validate
 from trainwright.config.lazy.lazy_config import try_get_key
 from trainwright.config.lazy.provenance import value_at
-from trainwright.config.lazy.serialization import to_plain
+from trainwright.config.lazy.serialization import is_referenced, to_plain
 from trainwright.config.secrets import remember_secrets, without_secrets
 from trainwright.config.spec import spec_of_cfg
 from trainwright.config.windows import Windows
@@ -114,7 +114,8 @@ class ConfigRun(Run):
         seed_everything(cfg.train.seed)  # callbacks may have drawn numbers
         if not self.has_own_trainer:  # which may read them
             setup.warn_of_unread_calls(given)
-            setup.warn_of_unread_loader_keys(given)
+            if not (self.listed_hooks or self.listed_callbacks):
+                setup.warn_of_unread_loader_keys(given)
             setup.warn_of_order(value_at(given, "dataloader.train"))
         resume = bool(try_get_key(cfg, "train.resume", default=False))
         self.folder = RunFolder(cfg.train.output_dir, resume=resume, records=records)
@@ -128,14 +129,15 @@ class ConfigRun(Run):
         built = trainer.build_train_loader(cfg, self.tokenizer)
         self.train_loader = built[0] if isinstance(built, tuple | list) else built
         if is_overridden(trainer, "build_train_loader"):
-            is_loader, must = hasattr(self.train_loader, "__iter__"), "a loader, or a tuple with it first"
+            is_loader, must = setup.is_iterable(self.train_loader), "a loader, or a tuple with it first"
             part(trainer, "build_train_loader", self.train_loader, is_right=is_loader, must=must)
         setup.check_loader(self.train_loader, cfg.train.train_micro_batch_size)
         setup.limit_data(cfg.train, self.train_loader)
         self.test_loader = loaders_part(trainer, trainer.build_test_loader(cfg, self.tokenizer))
         near = None if "test" in cfg.dataloader else nearest_of("test", map(str, cfg.dataloader))
         near = near or next((name for name in foreign_names.EVALUATED if name in cfg.dataloader), None)
-        if near is not None and not self.test_loader:
+        is_missing = not self.test_loader and cfg.train.evaluation.enabled and not self.has_own_trainer
+        if near is not None and is_missing and not is_referenced(self.given, near):
             logger.warning("There is no dataloader.test, so nothing is evaluated. Is dataloader.%s it?", near)
         sizes = {place: data_size(getattr(one, "dataset", None)) for place, one in enumerate(self.test_loader)}
         check_same_settings({"dataloader": {"test": sizes}})

@@ -5,7 +5,6 @@ import copy
 import logging
 import math
 import os
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +54,7 @@ from trainwright.config.lazy.provenance import (
     raw_children,
     value_at,
 )
-from trainwright.config.lazy.serialization import to_plain
+from trainwright.config.lazy.serialization import is_referenced, to_plain
 from trainwright.config.secrets import redact_command, remember_secrets, without_secrets
 from trainwright.config.windows import WindowEpochs, Windows
 from trainwright.config.yaml_file import read_mapping
@@ -134,17 +133,22 @@ def refuse_other_than_loader(loader: Any, path: str, builder: str) -> None:
     """Raise for a data set, a section or a list in place of a loader, which ``builder`` builds."""
     if (fault := call_fault(loader)) is not None:
         raise ConfigTypeError(f"{path}: {fault}")
-    if isinstance(loader, Dataset):
+    if isinstance(loader, Dataset) and builder == "build_image_train_loader":  # a test loader may be one, of batches
         what = f"{type(loader).__name__}, a data set; describe a loader of it:"
     elif isinstance(loader, ListConfig):
         what = f"a list of {len(loader)}; it must be one loader, without the brackets:"
     elif isinstance(loader, DictConfig):
         what = f"a section with {', '.join(map(str, loader))}, without {TARGET}; describe a loader:"
-    elif hasattr(loader, "__iter__") and not isinstance(loader, str):
+    elif is_iterable(loader) and not isinstance(loader, str):
         return
     else:
         what = f"{type(loader).__name__}, which yields no batches; describe a loader:"
     raise ConfigTypeError(f"{path}: got {what} LazyCall({builder})(dataset=...).")
+
+
+def is_iterable(loader: Any) -> bool:
+    """Whether ``iter(loader)`` works."""
+    return hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")
 
 
 def warn_of_order(node: Any) -> None:
@@ -158,16 +162,19 @@ def warn_of_order(node: Any) -> None:
         )  # fmt: skip
 
 
+_OF_LOADERS = ("train.train_micro_batch_size", "train.test_micro_batch_size", "dataloader.train.num_workers")
+
+
 def warn_of_unread_loader_keys(cfg: DictConfig) -> None:
-    """Log values of the section dataloader that belong to another section, which has others."""
+    """Log batch sizes and numbers of workers of the section dataloader that belong elsewhere, where others are."""
     from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
 
     loaders = value_at(cfg, "dataloader")
     own = {str(key) for key in loaders} - {"train", "test"} if isinstance(loaders, DictConfig) else set[str]()
     for name in sorted(own & keys_by_name().keys()):
         value, key = value_at(loaders, name), keys_by_name()[name]
-        is_plain = isinstance(value, int | float | str) and value_at(cfg, key) != value
-        if is_plain and not re.search(rf"\$\{{[^}}]*\b{name}\b", str(to_plain(cfg)[0])):
+        is_other = key in _OF_LOADERS and type(value) is int and value_at(cfg, key) != value
+        if is_other and not is_referenced(cfg, name):
             logger.warning("dataloader.%s: a training does not read it. Write %s=%r.", name, key, value)
 
 
@@ -316,8 +323,7 @@ def warn_of_unread_calls(cfg: DictConfig) -> None:
             continue
         others = {other: node for other, node in raw_children(cfg).items() if other != name}
         text = str(to_plain(others)[0]).replace(str(to_plain(default)[0]), "")
-        is_used = str(to_plain(call)[0]["_target_"]) in text or re.search(rf"\$\{{[^}}]*\b{name}\b", text)
-        if not is_used:
+        if str(to_plain(call)[0]["_target_"]) not in text and not is_referenced(others, name):
             logger.warning("%s: a training does not read this lazy call. Write %s = LazyCall(...)(...).", name, key)
 
 

@@ -5,6 +5,7 @@ import enum
 import functools
 import logging
 import os
+import re
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -66,6 +67,11 @@ def to_plain(cfg: Any) -> tuple[Any, list[str]]:
     """``cfg`` in the types of YAML, and the values that cannot be restored from it."""
     writer = _Writer()
     return writer.plain(cfg, ""), writer.left_out
+
+
+def is_referenced(cfg: Any, name: str) -> bool:
+    """Whether a value of ``cfg`` refers to a key of this name: ``${name}``, ``${section.name}``."""
+    return re.search(rf"\$\{{[^}}]*\b{re.escape(name)}\b", str(to_plain(cfg)[0])) is not None
 
 
 class _Writer:
