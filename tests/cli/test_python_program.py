@@ -109,6 +109,24 @@ other = LazyCall(spirals)(number=40, seed=1)
 dataloader["train"].dataset = "${other}"
 train.update(train_iter=1, train_epoch=0)
 """
+BASE = """
+from config import *
+
+dataloader["train"].dataset = "${other}"
+train.update(train_iter=1, train_epoch=0)
+"""
+CHILD = """
+from config import LazyCall, spirals
+from .base import dataloader, model, optim, train
+
+__all__ = ["batch_size"]
+batch_size = 8
+other = LazyCall(spirals)(number=40, seed=1)
+epochs = None
+ema = False
+dataset = "spirals"
+lr = 0.1
+"""
 HOOK = "from trainwright.hooks import HookBase\ntrain.hooks = [LazyCall(HookBase)()]\n"
 
 
@@ -127,6 +145,19 @@ def test_values_of_a_config_file_that_nothing_reads_are_warnings(
             f"unread.py, line {line}: nothing reads {name}" for name, line in named.items()
         ]
         assert "A training reads train.train_epoch." in found[0]
+
+
+def test_values_that_an_imported_file_reads_or_that_change_nothing_are_no_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "read_values"]) == 0
+    monkeypatch.chdir("read_values")
+    Path("base.py").write_text(BASE)
+    Path("child.py").write_text(CHILD)
+    assert main(["train", "child.py"]) == 0
+    found = [text.partition(". ")[0] for text in caplog.messages if "nothing reads" in text]
+    assert found == ["child.py, line 11: nothing reads lr"]
 
 
 def test_names_that_a_config_file_may_read_by_their_text_are_not_unread(tmp_path: Path) -> None:

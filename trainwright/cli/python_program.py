@@ -7,6 +7,7 @@ from pathlib import Path
 
 _TRAINS = ("train", "fit", "fit_one_cycle")
 _OF_CONFIGS = ("LazyCall", "LazyConfig", "get_config", "globals", "locals", "vars", "exec")
+_OFF = ("None", "False")
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
@@ -36,7 +37,7 @@ def program_sign(file: Path) -> str | None:
 
 
 def unread_names(file: Path) -> dict[str, int]:
-    """The names that the top level of a config file sets and the file never reads, with their lines.
+    """The names that the top level of a config file sets to more than None or False and never reads, with their lines.
 
     Nothing if it may read them by their text, as with ``globals()``.
     """
@@ -47,7 +48,10 @@ def unread_names(file: Path) -> dict[str, int]:
         return {}
     texts = [n.value for n in ast.walk(module) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     read |= {name for text in texts if "${" in text for name in re.findall(r"\w+", text)}
-    lines = [target for line in module.body if isinstance(line, ast.Assign) for target in line.targets]
+    if any(node.id == "__all__" for node in names):
+        read.update(texts)
+    given = (line for line in module.body if isinstance(line, ast.Assign) and ast.unparse(line.value) not in _OFF)
+    lines = [target for line in given for target in line.targets]
     return {one.id: one.lineno for one in lines if isinstance(one, ast.Name) and one.id not in read}
 
 

@@ -264,11 +264,15 @@ def _warn_of_unread(cfg: "DictConfig", file: str) -> None:
     from trainwright.config.key_hints import keys_by_name
     from trainwright.config.lazy.lazy_config import OWN_CODE, SECTIONS, try_get_key
     from trainwright.config.lazy.provenance import TARGET
+    from trainwright.config.lazy.serialization import is_referenced
 
     has_own_code = any(try_get_key(cfg, key, default=None) for key in OWN_CODE)  # which may read any section
     for name, line in unread_names(Path(file)).items() if file.endswith(".py") else ():
         key, there = keys_by_name().get(name, ""), name in cfg
-        if name in (*SECTIONS, *CALLS) or key in OWN_CODE or (there and has_own_code):
+        is_path = key == "dataloader.train.dataset" and not there  # or a name: no lazy call
+        if name in (*SECTIONS, *CALLS) or key in OWN_CODE or is_path or (there and has_own_code):
+            continue
+        if is_referenced(cfg, name):  # by a file that this one imports
             continue
         if key and not key.startswith("--"):
             logger.warning("%s, line %d: nothing reads %s. A training reads %s.", file, line, name, key)
