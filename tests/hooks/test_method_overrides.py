@@ -367,7 +367,15 @@ def test_helpers_of_the_users_own_are_no_misspelt_methods(tmp_path: Path, caplog
 
         def train_steps(self) -> None: ...
 
-    assert warned_of(Mine(Classifier(), quiet(tmp_path, max_steps=1), points()), caplog) == {}
+        def create_optimizer(self) -> None: ...
+
+    class Other(HookBase):
+        def after_train(self) -> None:
+            self.trainer.create_optimizer()
+
+    trainer = Mine(Classifier(), quiet(tmp_path, max_steps=1), points())
+    trainer.register_hooks([Other()])
+    assert warned_of(trainer, caplog) == {}
 
 
 def test_a_misspelt_method_of_a_callback_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:

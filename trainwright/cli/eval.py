@@ -83,9 +83,9 @@ def _target(args: argparse.Namespace) -> Target:
             )
         other = next((one for one in args.opts if one.startswith("train.output_dir=")), None)
         if target.run is not None and other is not None and not _is_same(other.partition("=")[2], target.run):
-            raise ConfigError(
-                f"{other}: the run is {target.run}. For another: trainwright eval {other.partition('=')[2]}"
-            )
+            folder = other.partition("=")[2]
+            another = f" For another: trainwright eval {folder}" if Path(folder).expanduser().is_dir() else ""
+            raise ConfigError(f"{other}: the run is {target.run}.{another or ' Leave it out.'}")
         args.config_file = str(target.config)
         return target
     if args.opts:

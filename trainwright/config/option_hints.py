@@ -11,6 +11,7 @@ _LAUNCH = "It is an option of launch, which comes first: trainwright launch -n 2
 _PROCESSES = ("gpus", "n", "nproc", "nproc_per_node", "num_processes", "num_gpus", "devices", "world_size")
 _WEIGHTS = ("weights", "weight", "ckpt", "ckpt_path", "load_weight", "model", "pretrained", "init_checkpoint", "load")
 _FILES = ("output", "o", "out", "out_file", "save", "save_dir", "output_dir", "output_file", "save_path", "dest")
+_WRITTEN = (".png", ".pdf", ".svg", ".csv", ".json", ".jsonl", ".html")
 _BATCH = ("batch_size", "bs", "batch", "eval_batch_size", "per_device_eval_batch_size", "test_batch_size")
 
 # By the command; "" is for each that takes overrides.
@@ -82,6 +83,8 @@ def option_hint(option: str, value: str | None, command: str, flags: Collection[
         flags: the options that there are.
     """
     name = option.lstrip("-").replace("-", "_")
+    if name in _FILES and name not in _OF_COMMANDS.get(command, {}) and str(value).endswith(_WRITTEN):
+        return "Did you mean '--plot'?" if "--plot" in flags else did_you_mean("", flags)
     for known in (_OF_COMMANDS.get(command, {}), _OF_COMMANDS[""] if has_overrides else {}):
         if name in known:
             return known[name].replace("{command}", command)

@@ -3,6 +3,7 @@
 import ast
 import dis
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -90,7 +91,8 @@ def warn_of_misspelt(trainer: object) -> None:
     is_of_config = hasattr(base, "build_train_loader")
     others = foreign_names.METHODS_OF_CONFIGS if is_of_config else foreign_names.METHODS
     for name in _methods_of_own(kind):
-        if name in others and not hasattr(base, name) and not _is_used(kind, name):
+        is_used = _is_used(kind, name) or _is_called_beside(kind, name)
+        if name in others and not hasattr(base, name) and not is_used:
             meant[name] = f"Here it is {others[name]}."
     model = getattr(trainer, "model", None)
     has_steps = all(callable(getattr(model, name, None)) for name in _OF_LIGHTNING)
@@ -138,6 +140,15 @@ def _code_of(member: Any) -> CodeType | None:
 def _is_used(kind: type, name: str) -> bool:
     """Whether code of the user's classes has the name of the method."""
     return any(name in code.co_names for code in _codes_of(kind))
+
+
+def _is_called_beside(kind: type, name: str) -> bool:
+    """Whether the text of a module of the user's classes calls the method, as hooks beside a trainer may."""
+    for module in {each.__module__ for each in kind.__mro__ if each is not object and not _is_ours(each)}:
+        with suppress(OSError, TypeError, KeyError):  # its text is not known
+            if f".{name}(" in getsource(sys.modules[module]):
+                return True
+    return False
 
 
 def _codes_of(kind: type) -> Iterator[CodeType]:
