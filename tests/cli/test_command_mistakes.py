@@ -107,6 +107,22 @@ def test_predictions_do_not_replace_another_file(
     assert (folder / name).read_text() == text
 
 
+def test_predictions_replace_those_of_an_earlier_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "evaluated_twice"]) == 0
+    monkeypatch.chdir("evaluated_twice")
+    assert main(["train", "config.py", "train.train_epoch=1", "train.output_dir=run"]) == 0
+    for name in ("p.csv", "p.jsonl", "p.parquet"):
+        for _ in range(2):
+            assert main(["eval", "run", "--predictions", name, "train.output_dir='run'"]) == 0
+        assert Path(name).stat().st_size > 1000
+    twice = "\ndataloader['test'] = {'a': dataloader['test'][0], 'b': dataloader['test'][0]}"
+    Path("two.py").write_text(Path("config.py").read_text() + twice)
+    assert main(["train", "two.py", "train.train_epoch=1", "train.output_dir=two"]) == 0
+    for _ in range(2):
+        assert main(["eval", "two", "--predictions", "two.csv"]) == 0
+
+
 FAILS = """
 from tests.toys import Classifier, file_config, points
 from trainwright import LazyCall

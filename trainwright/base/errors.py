@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UserError(Exception):
-    """Base of errors that a user can cause and fix. The command line prints the message only, and exits with 2."""
+    """Base of errors that a user can cause and fix. The command line prints the message only."""
 
     def __str__(self) -> str:
         return printable(super().__str__())

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -81,9 +82,11 @@ def _target(args: argparse.Namespace) -> Target:
             raise ConfigError(
                 f"--trainer: is for runs of the Python API; {target.run or target.config} is of a config file."
             )
+        from trainwright.config.lazy.overrides import parse_override  # here: loads omegaconf
+
         other = next((one for one in args.opts if one.startswith("train.output_dir=")), None)
-        if target.run is not None and other is not None and not _is_same(other.partition("=")[2], target.run):
-            folder = other.partition("=")[2]
+        folder = None if other is None else str(parse_override(other).value())
+        if target.run is not None and folder is not None and not _is_same(folder, target.run):
             another = f" For another: trainwright eval {folder}" if Path(folder).expanduser().is_dir() else ""
             raise ConfigError(f"{other}: the run is {target.run}.{another or ' Leave it out.'}")
         args.config_file = str(target.config)
@@ -103,16 +106,24 @@ def _target(args: argparse.Namespace) -> Target:
 
 def _refuse_other_file(path: Path) -> None:
     """Raise for a file that holds something else than predictions of this command, which it would replace."""
-    beginnings = {".csv": b"sample,", ".jsonl": b'{"sample":'}
-    wanted = beginnings.get(path.suffix, b"")
     if not path.is_file() or not path.stat().st_size:
         return
-    with path.open("rb") as file:
-        if file.read(len(wanted)) != wanted:
-            raise ConfigError(
-                f"--predictions: {path} exists, and has no predictions of this command, which would replace it. Give"
-                " another name; the data are dataloader.test of the config file."
-            )
+    if path.suffix == ".parquet":
+        from pyarrow import ArrowInvalid, parquet
+
+        try:
+            names = parquet.read_schema(path).names
+        except ArrowInvalid:
+            names = []
+    else:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            first = file.readline().strip()
+        names = ["sample"] if not first else re.findall(r"[\w.]+", first)
+    if "sample" not in names:
+        raise ConfigError(
+            f"--predictions: {path} exists, and has no predictions of this command, which would replace it. Give"
+            " another name."
+        )
 
 
 def _is_same(text: str, folder: Path) -> bool:

@@ -139,7 +139,7 @@ def _run(args: argparse.Namespace, load: Callable[[], T], prepare: Callable[[T],
         if (place := place_below(error.__traceback__)) is not None:
             error.add_note(f"The error came from {place}; --traceback shows all calls.")
         code, trainer = print_error(error, args), getattr(start, "__self__", None)
-        has_trained = getattr(trainer, "failure", None) is not None and getattr(trainer, "iterations_done", 0) > 0
+        has_trained = getattr(trainer, "has_trained", False)
         return FAILED if code == USAGE_ERROR and has_trained else code
     except KeyboardInterrupt:
         print_line("Interrupted.", file=sys.stderr)  # the log says how to continue

@@ -51,7 +51,8 @@ class TrainingArgumentParser(argparse.ArgumentParser):
             flag, sign, value = text.partition("=")
             action = self._option_string_actions.get(flag)
             if sign and action is not None and action.nargs == 0:
-                run = f" The run is train.output_dir={value}" if flag == "--resume" else ""
+                is_folder = flag == "--resume" and value.lower() not in ("true", "false", "1", "0", "yes", "no", "auto")
+                run = f" The run is train.output_dir={value}" if is_folder else ""
                 self.error(f"{flag} takes no value, and got {value!r}.{run}")
         known, unknown = self.parse_known_intermixed_args(given, namespace)
         if unknown:

@@ -26,7 +26,7 @@ SETTINGS = {
     "logging_dir": "logs_dir, or tensorboard={'log_dir': ...}",
     **dict.fromkeys(
         ("logger", "report_to"),
-        "trackers='wandb', or tensorboard={'log_dir': ...} or None; leave it out for 'none'",
+        "trackers='wandb'; files for TensorBoard are written by default, and tensorboard=None turns them off",
     ),
     "save_strategy": "model_checkpoint={'every_n_epoch': 1}, or save_steps",
     "enable_checkpointing": "save_enabled",
@@ -382,8 +382,7 @@ EVALUATION_ARGUMENTS = {
     ),
     **dict.fromkeys(("num_workers", "dataloader_num_workers"), "TrainingConfig(dataloader_num_workers=...)"),
     **dict.fromkeys(("metrics", "compute_metrics"), "TrainingConfig(metrics=...), or Trainer(metrics_handler=...)"),
-    **dict.fromkeys(("y", "labels", "targets"), "TensorDataset(inputs, labels) as the first argument"),
-    "model": "evaluate(model) with the model as the first argument",
+    **dict.fromkeys(("y", "labels", "targets"), "in the first argument, TensorDataset(inputs, labels)"),
     "ckpt_path": "load(path) before",
 }
 

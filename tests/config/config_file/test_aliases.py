@@ -83,7 +83,7 @@ def test_sections_orders_and_deletions_reach_the_other_name_too(overrides, perio
 def test_an_alias_is_named_where_the_target_does_not_take_its_value():
     cfg = run(model=LazyCall("torch.nn.Linear")(in_features=1, out_features=1), dataloader={})
     cfg.train = {"topk": [1], "evaluation": {"evaluator": LazyCall("trainwright.evaluation.RegEvaluator")()}}
-    with pytest.raises(ConfigKeyError, match=r"RegEvaluator\(.*takes no argument 'topk'. train.topk sets it, too."):
+    with pytest.raises(ConfigKeyError, match=r"takes no argument 'topk'. train.topk is its other name."):
         validate(complete(cfg))
 
 

@@ -386,11 +386,11 @@ def _call_faults(node: DictConfig, path: str, also: set[str] | frozenset[str]) -
         yield Fault(f"{path}.{TARGET}", f"{what}{error}", kind=kind, origin=origin)
         return
     names = [str(key) for key in node if key not in SPECIAL_KEYS and key not in also]
-    aliases = {f"train.{key}": f" train.{alias} sets it, too." for alias, key in CANONICAL.items()}
+    aliases = {f"train.{key}": f" train.{alias} is its other name." for alias, key in CANONICAL.items()}
     faults = unknown_arguments(target, names)
     if also is _ALSO_ACCEPTED and len(faults) > 1 and {"betas", "eps"} >= faults.keys():  # of the packaged AdamW
         name = getattr(target, "__name__", "Optimizer")
-        text = f" It is of the optimizer before: write optim = LazyCall({name})(...), or del {path}."
+        text = f" It is an argument of AdamW, the optimizer before: write optim = LazyCall({name})(...), or del {path}."
         faults = {name: f"{fault}{text}{name}." for name, fault in faults.items()}
     for name, fault in faults.items():
         fault += aliases.get(f"{path}.{name}", "")
@@ -405,7 +405,9 @@ def _value(section: Any, key: Any, where: str) -> tuple[Any, Fault | None]:
         return section[key], None
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
-        return None, Fault(where, f"{reason}{_nearest_reference(section, reason)}", kind=ConfigKeyError)
+        raw = str(raw_children(section)[key]._value()) if isinstance(section, DictConfig) else ""
+        hint = "" if "${." in raw else _nearest_reference(section, reason)  # relative: its key is not that of the root
+        return None, Fault(where, f"{reason.removesuffix('.')}.{hint}" if hint else reason, kind=ConfigKeyError)
 
 
 def _nearest_reference(section: Any, reason: str) -> str:
@@ -419,12 +421,10 @@ def _nearest_reference(section: Any, reason: str) -> str:
         if not isinstance(above, DictConfig):
             return ""
         if key not in above:
-            own = f"{'.'.join(path[:number])}." if number else ""
             near = nearest_of(key, map(str, above))
-            more = (
-                "" if near is None else f" Did you mean '${{{'.'.join([*path[:number], near, *path[number + 1 :]])}}}'?"
-            )
-            return more or f" {own or 'The configuration '}has {', '.join(map(str, above))}." if number == 0 else more
+            if near is not None and "[" not in found[1]:
+                return f" Did you mean '${{{'.'.join([*path[:number], near, *path[number + 1 :]])}}}'?"
+            return "" if number else f" The configuration has {', '.join(map(str, above))}."
     return ""
 
 

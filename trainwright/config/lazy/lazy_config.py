@@ -137,8 +137,8 @@ def warn_of_unread(found: Mapping[str, Any] | DictConfig) -> None:
     """Log lists of callbacks and hooks beside the section ``train``, which a training reads, and MMEngine's imports."""
     if "_base_" in found:
         logger.warning(
-            "_base_ is not read: it is of MMEngine. A config file imports another as Python does: from base import"
-            " model, dataloader, optim, train; then optim.lr = 0.001 changes a value."
+            "_base_ is not read: it is of MMEngine. A config file in Python imports another: from .base import model,"
+            " dataloader, optim, train; then optim.lr = 0.001 changes a value."
         )
     for name, key in foreign_names.KEYS.items():
         for path in (name, f"dataloader.{name}") if key in OWN_CODE else ():

@@ -85,15 +85,21 @@ def _without_lazy_call(path: Path, error: Exception) -> str:
     return f". The run gives {called[3]!r} to a lazy call: write LazyCall({called[1]})(...)"
 
 
-def _not_there(error: Exception, namespace: Mapping[str, Any]) -> str:
+_SHORT = {"nn": "from torch import nn", "np": "import numpy as np", "F": "import torch.nn.functional as F"}
+
+
+def _not_there(path: Path, error: Exception, namespace: Mapping[str, Any]) -> str:
     """A sentence for a name that is not defined, and for a lazy call that is called again."""
     if isinstance(error, TypeError) and "'DictConfig' object is not callable" in str(error):
         return (
             ". LazyCall(X)(...) describes a call, and takes no more brackets: the run makes the call, and"
             " instantiate(node) makes it at once"
         )
-    if not isinstance(error, NameError) or not error.name:
+    is_here = traceback.extract_tb(error.__traceback__)[-1].filename == str(path)
+    if not isinstance(error, NameError) or not error.name or not is_here:
         return ""
+    if error.name in ("torch", "torchvision", "transformers", "os", "math", *_SHORT):
+        return f". Write {_SHORT.get(error.name, f'import {error.name}')} at the top"
     if near := nearest_name(error.name, [one for one in namespace if one[0] != "_"]):
         return f".{near}"
     own = f". Import it, for example with `from your_module import {error.name}`, or define it above this line"
@@ -185,7 +191,7 @@ def _run(path: Path) -> dict[str, Any]:
     except ConfigAttributeError as error:
         raise _missing_key(path, error) from error
     except Exception as error:
-        line, hint = _line_in(path, error), _without_lazy_call(path, error) or _not_there(error, namespace)
+        line, hint = _line_in(path, error), _without_lazy_call(path, error) or _not_there(path, error, namespace)
         error.add_note(f"while running the configuration file {path}{line}{hint}")
         raise
     finally:

@@ -320,7 +320,7 @@ def _hint(name: str, taken: Collection[str]) -> str:
         return f" Did you mean {here!r}?"
     if near := nearest_name(name, taken):
         return near
-    if key.startswith(("optim.", "train.")):
+    if key.startswith("optim.params."):
         return f" Here it is {key}."
     if name == "type":  # as in MMEngine
         return " Another class is a lazy call: LazyCall(Class)(...), in YAML {_target_: module.Class}."
