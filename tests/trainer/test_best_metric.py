@@ -387,3 +387,31 @@ def test_the_names_of_the_trainer_config_page_are_in_csv_and_tensorboard(tmp_pat
     assert logs["train.loss"] == logs["total_loss"]
     assert logs["evaluation.accuracy"][-1] == trainer.last_eval_results["accuracy"]
     assert {"train.loss", "total_loss"} <= events_in(tmp_path / "logs")
+
+
+def test_a_part_of_an_epoch_is_not_compared_with_whole_ones(tmp_path: Path) -> None:
+    def build(steps: int, *, resume: bool = False) -> Trainer:
+        settings = {"max_steps": steps, "batch_size": 2, "metrics": None, "metric_for_best_model": "train.loss"}
+        return Trainer(Loses(), quiet(tmp_path, **settings, resume_from_checkpoint=resume), zeros())
+
+    first = build(4)  # the loss of the fourth update is 2.0, the mean of the first epoch 3.0
+    first.train()
+    assert best_step(tmp_path) == 3
+    longer = build(6, resume=True)
+    longer.train()
+    assert best_step(tmp_path) == 6
+    extra = json.loads((tmp_path / "checkpoints" / "model_best" / "extra.json").read_text())
+    assert extra["total_loss"] == 2.0  # of all three updates of the second epoch
+
+
+def test_without_evaluations_only_metrics_of_the_training_choose(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = {"num_epochs": 2, "batch_size": 2, "metrics": None, "metric_for_best_model": "train.loss"}
+    stopping = {"early_stopping": {"patience": 5}, "save_best": {"eval_loss": "min"}}
+    trainer = Trainer(Loses(), quiet(tmp_path, **settings, **stopping), zeros())
+    trainer.train()
+    assert best_step(tmp_path) == 6
+    assert "save_best={'eval_loss': 'min'} has no effect: nothing is evaluated" in caplog.text
+    assert "watches the result of an evaluation" not in caplog.text
+    assert "did not compute" not in caplog.text

@@ -76,7 +76,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"train_dataloader": DATA}, "train_dataloader: got TensorDataset, a data set"),
     ({"eval_dataloader": (b for b in DataLoader(DATA))}, "eval_dataloader: got generator, an iterator"),
     ({"kind": WithIndex}, r"WithIndex.training_step is called with \(batch\)"),
-    ({"metrics_handler": lambda eval_pred: {"share": 1.0}}, r"metrics_handler: .*\(eval_pred.*predictions and labels"),
+    ({"metrics_handler": lambda eval_pred: {"share": 1.0}}, r"metrics_handler: .*\(eval_pred.*predictions, labels"),
 ]
 
 

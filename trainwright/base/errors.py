@@ -16,7 +16,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class UserError(Exception):
-    """Base of errors that a user can cause and fix. The command line prints the message only."""
+    """Base of errors that a user can cause and fix. The command line prints the message only.
+
+    Attributes:
+        exit_code: that of the command: 2 for an error before a training, and 1 for one in it.
+    """
+
+    exit_code = 2
 
     def __str__(self) -> str:
         return printable(super().__str__())

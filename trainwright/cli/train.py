@@ -138,9 +138,7 @@ def _run(args: argparse.Namespace, load: Callable[[], T], prepare: Callable[[T],
 
         if (place := place_below(error.__traceback__)) is not None:
             error.add_note(f"The error came from {place}; --traceback shows all calls.")
-        code, trainer = print_error(error, args), getattr(start, "__self__", None)
-        has_trained = getattr(trainer, "has_trained", False)
-        return FAILED if code == USAGE_ERROR and has_trained else code
+        return print_error(error, args)
     except KeyboardInterrupt:
         print_line("Interrupted.", file=sys.stderr)  # the log says how to continue
         return INTERRUPTED

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from fractions import Fraction
@@ -13,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import ConstantLR, ReduceLROnPlateau
 
-from trainwright.base.dist import get_averaging_rank, get_data_parallel_size, is_main_process
+from trainwright.base.dist import get_averaging_rank, get_data_parallel_size, get_world_size, is_main_process
 from trainwright.base.errors import ConfigError, nearest_of
 from trainwright.base.lazy_names import ring
 from trainwright.checkpoint.folder import numbered_name
@@ -55,7 +56,7 @@ from trainwright.events.formats import RECORD_NAME, read_starts
 from trainwright.hooks import BestCheckpointer, HookBase, LRScheduler, PeriodicCheckpointer
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochLines, LinePlan, line_plan
-from trainwright.hooks.due import Condition, Period, Recurring
+from trainwright.hooks.due import NEVER, Condition, Period, Recurring
 from trainwright.hooks.method_overrides import is_overridden
 from trainwright.hooks.timer import SettingNames
 from trainwright.models.outputs import returned_losses, scalars_of, total_loss
@@ -267,7 +268,13 @@ class ConfigRun(Run):
 
     @property
     def check_is_due(self) -> Period:  # type: ignore[override]
-        return self.log_is_due
+        log, trainer = self.log_is_due, weakref.proxy(self.trainer)
+        if get_world_size() == 1 or self.iterations_per_epoch() is None:
+            return log
+        if not isinstance(log, Recurring):  # the line of an epoch has the means of all processes, too
+            every = int(self.cfg.train.log_period) or sys.maxsize
+            log = Recurring(lambda: (trainer.iter + 1) % every == 0, lambda done: (done // every + 1) * every)
+        return log | self.epoch_ends()
 
     @cached_property
     def eval_is_due(self) -> Period:  # type: ignore[override]
@@ -310,8 +317,12 @@ class ConfigRun(Run):
         per_epoch = self.iterations_per_epoch()
         return None if per_epoch is None else partial(epoch_around, per_epoch)
 
-    def epoch_ends(self) -> Period:
-        return self._period("train.evaluation.eval_period", 1)
+    def epoch_ends(self) -> Recurring:
+        if self.iterations_per_epoch() is None:
+            return NEVER
+        ends = self._period("train.log_period", 1)
+        assert isinstance(ends, Recurring)
+        return ends
 
     def own_step_hook(self) -> HookBase | None:
         return self.own_step if self.has_own_step else None
@@ -326,7 +337,7 @@ class ConfigRun(Run):
 
     def progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
         me = weakref.proxy(self)
-        return [EpochLines(lambda: me.line_plan(), best)]
+        return [EpochLines(lambda: me.line_plan(), best)] if is_main_process() else []
 
     def line_plan(self) -> LinePlan | None:
         train = self.cfg.train

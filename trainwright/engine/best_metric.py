@@ -308,7 +308,11 @@ def early_stopping(
         return []
     given = spec.as_set["early_stopping"] if spec.is_set("early_stopping") else {}
     settings: dict[str, Any] = dict(spec.early_stopping)
-    if given and not evaluates:
+    if (
+        given
+        and not evaluates
+        and ("monitor" in given or not (spec.is_set("metric_for_best_model") and best.is_of_training))
+    ):
         _warn_of_no_evaluation(spec, spec.where("early_stopping"), given.get("monitor"))
     if "monitor" in given:
         monitor, mode = best.monitor(settings["monitor"], settings["mode"], is_put_by_user=is_put_by_user)

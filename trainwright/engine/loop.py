@@ -438,6 +438,8 @@ class TrainerBase:
             add_fix(error)
         if isinstance(error.__cause__, StopIteration):  # Python's own message names no place
             error.add_note("A hook or the step called next() on an iterator that has ended: see the first traceback.")
+        if isinstance(error, UserError) and self.iterations_done > self.start_iter:
+            error.exit_code = 1  # 2 means that nothing was trained
         announce(error)
         # Only for log.txt: the caller of train() reports the error.
         if isinstance(error, STOPS):

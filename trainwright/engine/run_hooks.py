@@ -121,13 +121,15 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
     spec, me = run.spec, weakref.proxy(run)
     metric = run.best_metric
     by_training = spec.is_set("metric_for_best_model") and metric.is_of_training
-    if not (spec.save_enabled and (run.evaluates or by_training)):
-        for setting in ("save_top_k", "save_best"):
+    is_checked = spec.save_enabled and (run.evaluates or by_training)
+    if not (is_checked and (run.evaluates or all(one.is_of_training for one in metric.others()))):
+        for setting in ("save_best",) if is_checked else ("save_top_k", "save_best"):
             if (value := spec.as_set[setting]) is not None:
                 found = "evaluated" if spec.save_enabled else "saved"
                 logger.warning("%s=%r has no effect: nothing is %s.", spec.where(setting), value, found)
-        return []
-    others = metric.others()
+        if not is_checked:
+            return []
+    others = [one for one in metric.others() if run.evaluates or one.is_of_training]
     is_due = run.eval_is_due if run.evaluates else run.epoch_ends()
     for one in (metric, *others):
         one.check_mode()
@@ -143,6 +145,7 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
         metric.mode(),
         on_missing=on_missing(metric, is_needed=spec.load_best_model_at_end),
         top_k=spec.save_top_k or 1,
+        only_when_due=not run.evaluates,
         number=None if run.name_of_save is None else lambda: me.name_of_save(),
     )
     more = [
@@ -153,6 +156,7 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
             one.mode(),
             one.file_name,
             on_missing=on_missing(one, is_needed=False),
+            only_when_due=not run.evaluates,
         )
         for one in others
     ]

@@ -412,7 +412,7 @@ def _check_signature(function: Callable[..., Any]) -> None:
         name = getattr(function, "__name__", type(function).__name__)
         raise ConfigTypeError(
             f"metrics_handler: {name}{signature} is called with two positional arguments ({error}). Write def"
-            f" {name}(predictions, labels): both are tensors of the whole data set."
+            f" {name if name.isidentifier() else 'compute'}(predictions, labels): both are tensors of all data."
         ) from None
 
 

@@ -173,7 +173,7 @@ class BestCheckpointer(HookBase):
     of them. The number is that of the iteration by default.
 
     Of a noisy metric of the training, such as ``total_loss``, the mean since the last check counts: that of the epoch
-    where each epoch is evaluated once.
+    where each epoch is evaluated once. ``only_when_due``: the end of the training is no check by itself.
     """
 
     slot = "evaluate"
@@ -190,6 +190,7 @@ class BestCheckpointer(HookBase):
         top_k: int = 1,
         number: Callable[[], str] | None = None,
         on_missing: Callable[[], None] | None = None,
+        only_when_due: bool = False,
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f"BestCheckpointer.mode: got {mode!r}; it must be 'max' or 'min'.")
@@ -212,6 +213,7 @@ class BestCheckpointer(HookBase):
         self._due: int | None = None
         self._on_missing = on_missing
         self._since_check = EpochMeans()  # begins after each check
+        self._only_when_due, self._is_end_due = only_when_due, False
         self._has_warned = False
         self._is_late = False  # the metric comes from a hook that is called after this one, or is not computed
 
@@ -235,6 +237,7 @@ class BestCheckpointer(HookBase):
             return
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
         self.best_results = state.get("results", {})
+        self._since_check = EpochMeans()
         if "since" in state:
             self._since_check.load_state_dict(state["since"])
         self.top = [(value, at, name) for value, at, name in state.get("top", [])][: self._top_k]
@@ -244,8 +247,10 @@ class BestCheckpointer(HookBase):
             self.trainer.call_between_steps(self._finish)
 
     def after_step(self) -> None:
-        if self._is_check_due(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
-            self.use_results()
+        if self._is_check_due(self.trainer):
+            self._is_end_due = self.trainer.iter + 1 == self.trainer.max_iter
+            if not self._is_end_due:
+                self.use_results()
 
     def use_results(self) -> None:
         self._is_late = not self._check_metric()
@@ -258,7 +263,9 @@ class BestCheckpointer(HookBase):
 
     def after_train(self) -> None:
         try:
-            if not has_failed(self.trainer):
+            # A part of a period would be compared with whole ones, unless there is nothing else.
+            is_part = self._only_when_due and not self._is_end_due and self.best is not None
+            if not (has_failed(self.trainer) or is_part):
                 self._is_late = not self._check_metric()
                 self._save_due()
         finally:
@@ -296,7 +303,8 @@ class BestCheckpointer(HookBase):
 
     def _add_values(self, metric: str) -> None:
         storage = self.trainer.storage
-        self._since_check.add({metric: storage.history(metric)}, {metric: storage.first_local_iteration(metric)})
+        if metric in (histories := storage.histories()):  # a stage of a pipeline may have none
+            self._since_check.add({metric: histories[metric]}, {metric: storage.first_local_iteration(metric)})
 
     @property
     def names(self) -> tuple[str, str]:

@@ -162,7 +162,7 @@ class Interruptions(HookBase):
                 self._save_for(self._received.copy())
             else:
                 self._save_for_pause()
-        elif self._has_failed_evaluation and not self._is_saved():
+        elif self._has_failed_evaluation and self.trainer.has_failed and not self._is_saved():
             self._save_progress()
 
     def _is_saved(self) -> bool:
@@ -190,7 +190,7 @@ class Interruptions(HookBase):
     @contextmanager
     def stopping_evaluations(self, is_final: bool) -> Iterator[None]:
         """A context of evaluations within the training: see :func:`evaluation_may_stop`."""
-        self._is_final = is_final
+        self._is_final, self._has_failed_evaluation = is_final, False
         self._stops_at_once = is_final and self._is_alone
         try:
             if self._stops_at_once:

@@ -340,9 +340,11 @@ class PythonRun(TrainerRun):
     def progress_lines(self, best: BestCheckpointer | None) -> list[HookBase | None]:
         """A line per epoch; without a bar and lines by steps also one every half minute."""
         me, state = weakref.proxy(self), self.state
+        if not is_main_process():
+            return []
 
         def shows_progress() -> bool:
-            return is_main_process() and me.has_lines and not me.spec.log_steps and bar_stream() is None
+            return me.has_lines and not me.spec.log_steps and bar_stream() is None
 
         def position() -> tuple[int, int, int, int, int]:
             plan, length = state.plan, state.plan.windows.at(me.trainer.iter)

@@ -1,5 +1,6 @@
 """Lines and bars that show how far an epoch is, with a terminal and without."""
 
+import csv
 import logging
 import re
 import time
@@ -13,7 +14,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.hooks.callbacks.conftest import STEPS, SmallTrainer
-from trainwright import Trainer, TrainingConfig, hooks
+from tests.ranks import on_ranks
+from tests.toys import Classifier, file_config, points
+from trainwright import DefaultTrainer, Trainer, TrainingConfig, hooks
+from trainwright.base.dist import get_rank
 from trainwright.engine.loop import TrainerBase
 from trainwright.events import EventStorage
 from trainwright.events.writers.progress import live_bars
@@ -172,3 +176,28 @@ def test_the_line_of_a_resumed_epoch_has_the_mean_of_all_of_it(caplog: pytest.Lo
     with caplog.at_level(logging.INFO):
         second.train(3, 8)
     assert epochs(caplog) == ["Epoch 1/2  total_loss 1.500", "Epoch 2/2  total_loss 5.500"]
+
+
+def lines_on_rank(folder: str) -> list[str]:
+    """The lines of epochs of this rank, which alone has a progress bar if it is the first."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    cfg = file_config(Path(folder), Classifier, points, train_epoch=4, train_micro_batch_size=2, log_period=3)
+    cfg.train.progress_bar = get_rank() == 0
+    trainer = DefaultTrainer(cfg)
+    logging.getLogger("trainwright").addHandler(handler)
+    trainer.train()
+    return [text for text in records if text.startswith("Epoch ")]
+
+
+def test_the_line_of_an_epoch_has_the_mean_over_all_processes(tmp_path: Path) -> None:
+    of_first, of_second = on_ranks(lines_on_rank, str(tmp_path))
+    assert of_second == []
+    rows = list(csv.DictReader((tmp_path / "losses.csv").read_text().splitlines()))
+    losses = [float(row["total_loss"]) for row in rows]
+    length = len(losses) // 4
+    assert length % 3 != 0  # no row of the log is at the end of an epoch
+    means = [sum(losses[at : at + length]) / length for at in range(0, len(losses), length)]
+    shown = [float(re.findall(r"total_loss ([\d.]+)", line)[0]) for line in of_first]
+    assert shown == pytest.approx(means, rel=1e-3)

@@ -148,8 +148,6 @@ class LinePlan:
 class EpochLines(HookBase):
     """Log a line after epochs: the means of the losses, metrics, results of the evaluation, time.
 
-    Every process needs it, because the means are those of all; the main process logs.
-
     ``plan`` is called at the start of each training; None: no lines. ``best``: its metric is marked in the epoch of a
     new best value.
     """
@@ -187,7 +185,6 @@ class EpochLines(HookBase):
     def after_step(self) -> None:
         done = self.trainer.iterations_done
         if done >= self._next:
-            self.trainer.storage.reduce()
             self._log()
         elif done >= self.trainer.max_iter:
             self.trainer.storage.line_at = done  # that of after_train
@@ -231,8 +228,7 @@ class EpochLines(HookBase):
             shown.append(f"evaluated: {storage.evaluated_weights}")
         head = f"{unit.capitalize()} {number:{len(str(total))}}/{total}"
         text = "  ".join(filter(None, [head, *shown, seconds, left]))
-        if is_main_process():
-            logger.info("%s", text, extra={"progress": is_in_table})
+        logger.info("%s", text, extra={"progress": is_in_table})
         storage.line_at, self._start, self._last = at.done, now, at.done
         self._plan_next(at.done)
 
