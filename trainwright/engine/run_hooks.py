@@ -113,54 +113,46 @@ def inner_hooks(run: Run) -> list[HookBase | None]:
     return [hook for hook in hooks if hook is not None]
 
 
-def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
-    """That of ``metric_for_best_model``, and those of ``save_best``.
+def _metrics_of_best(run: Run) -> list[BestMetric]:
+    """That of ``metric_for_best_model``, and those of ``save_best``; without evaluations, those of the training."""
+    spec, metric = run.spec, run.best_metric
+    found, left_out = list[BestMetric](), False
+    if spec.save_enabled and run.evaluates:
+        found = [metric, *metric.others()]
+    elif spec.save_enabled and spec.is_set("metric_for_best_model") and metric.is_of_training:
+        others = metric.others()
+        found = [metric, *(one for one in others if one.is_of_training)]
+        left_out = len(found) <= len(others)
+    for setting, has_effect in (("save_top_k", bool(found)), ("save_best", bool(found) and not left_out)):
+        if (value := spec.as_set[setting]) is not None and not has_effect:
+            reason = "evaluated" if spec.save_enabled else "saved"
+            logger.warning("%s=%r has no effect: nothing is %s.", spec.where(setting), value, reason)
+    return found
 
-    After each evaluation; of a training metric without evaluations, after each epoch.
-    """
+
+def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
+    """One for each metric: after each evaluation; of the training without evaluations, after each epoch."""
     spec, me = run.spec, weakref.proxy(run)
-    metric = run.best_metric
-    by_training = spec.is_set("metric_for_best_model") and metric.is_of_training
-    is_checked = spec.save_enabled and (run.evaluates or by_training)
-    if not (is_checked and (run.evaluates or all(one.is_of_training for one in metric.others()))):
-        for setting in ("save_best",) if is_checked else ("save_top_k", "save_best"):
-            if (value := spec.as_set[setting]) is not None:
-                found = "evaluated" if spec.save_enabled else "saved"
-                logger.warning("%s=%r has no effect: nothing is %s.", spec.where(setting), value, found)
-        if not is_checked:
-            return []
-    others = [one for one in metric.others() if run.evaluates or one.is_of_training]
-    is_due = run.eval_is_due if run.evaluates else run.epoch_ends()
-    for one in (metric, *others):
-        one.check_mode()
 
     def on_missing(one: BestMetric, *, is_needed: bool) -> Callable[[], None] | None:
         is_error = is_needed or one.unknown_result() is not None
         return (lambda: one.raise_missing(me.trainer.last_eval_results)) if is_error else None
 
-    best = BestCheckpointer(
-        is_due,
-        run.checkpointer,
-        metric.key,
-        metric.mode(),
-        on_missing=on_missing(metric, is_needed=spec.load_best_model_at_end),
-        top_k=spec.save_top_k or 1,
-        only_when_due=not run.evaluates,
-        number=None if run.name_of_save is None else lambda: me.name_of_save(),
-    )
-    more = [
-        BestCheckpointer(
-            is_due,
+    def hook(one: BestMetric, *, is_first: bool) -> BestCheckpointer:
+        one.check_mode()
+        return BestCheckpointer(
+            run.eval_is_due if run.evaluates else run.epoch_ends(),
             run.checkpointer,
             one.key,
             one.mode(),
-            one.file_name,
-            on_missing=on_missing(one, is_needed=False),
+            "model_best" if is_first else one.file_name,
+            on_missing=on_missing(one, is_needed=is_first and spec.load_best_model_at_end),
             only_when_due=not run.evaluates,
+            top_k=(spec.save_top_k or 1) if is_first else 1,
+            number=(lambda: me.name_of_save()) if is_first and run.name_of_save is not None else None,
         )
-        for one in others
-    ]
-    return [best, *more]
+
+    return [hook(one, is_first=number == 0) for number, one in enumerate(_metrics_of_best(run))]
 
 
 def _stragglers(run: Run, check_period: Period) -> HookBase | None:

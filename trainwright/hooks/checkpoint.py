@@ -165,7 +165,7 @@ class BestCheckpointer(HookBase):
 
     Higher is better for mode "max", lower for "min".
 
-    Checks the metric after each evaluation. NaN and infinity are never
+    Checks the metric when ``eval_period`` is over, and at the end. NaN and infinity are never
     best. The best value so far survives a resume. If an evaluation did not compute the metric, it calls
     ``on_missing()``; by default it warns once.
 

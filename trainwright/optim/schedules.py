@@ -334,7 +334,7 @@ def _warn_of_vanishing(schedule: Any, planned: int, often: str) -> None:
 
 
 def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
-    """Compare the length of a cosine, or of a OneCycleLR, which torch refuses to exceed in a run, with that of the run.
+    """Compare the length of a schedule with that of the run: of a decay, a cosine, or a OneCycleLR, which ends.
 
     Args:
         planned: how many times it is stepped until the run ends, with the steps it has made. ``often``: when.

@@ -233,7 +233,7 @@ class EpochLines(HookBase):
         self._plan_next(at.done)
 
     def _new_values(self) -> dict[str, tuple[float, int]]:
-        """The means of the epoch, as in its row, with their iterations."""
+        """The means of the newest epoch, as in its row, or since the last line if these count iterations."""
         storage, done = self.trainer.storage, self.trainer.iterations_done
         if self._lines.unit == "epoch":
             first, following = epoch_around(self._per_epoch, done - 1)
