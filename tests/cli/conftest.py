@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.config.conftest import trust_as_at_the_start as trust_as_at_the_start  # of the tests in this process
+
 # 60 updates with everything in them: four checkpoints (three kept), three evaluations, six rows.
 SHORT = (
     "train.train_epoch=0",

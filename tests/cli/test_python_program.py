@@ -113,7 +113,7 @@ BASE = """
 from config import *
 
 dataloader["train"].dataset = "${other}"
-train.update(train_iter=1, train_epoch=0)
+train.update(train_iter=1, train_epoch=0, train_micro_batch_size=8)
 """
 CHILD = """
 from config import LazyCall, spirals

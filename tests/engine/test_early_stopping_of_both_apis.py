@@ -1,5 +1,6 @@
 """``early_stopping`` of a TrainingConfig and ``train.early_stopping`` of a config file: one behaviour."""
 
+import contextlib
 import logging
 from pathlib import Path
 from typing import Any
@@ -202,7 +203,11 @@ def test_what_it_cannot_watch_is_reported_by_the_name_of_the_setting(
 ) -> None:
     where = "TrainingConfig.early_stopping" if api == "Python" else "train.early_stopping"
     with caplog.at_level(logging.WARNING, "trainwright"):
-        made(api, tmp_path / "a", {"patience": 2}, evaluates=False).train()
+        made(api, tmp_path / "a", {"patience": 2}, evaluates=False).train()  # by the loss of the training
+    assert "watches" not in caplog.text
+    # Nothing computes the metric of the best model.
+    with caplog.at_level(logging.WARNING, "trainwright"), contextlib.suppress(ConfigError):
+        made(api, tmp_path / "c", {"patience": 2}, metric="Acc@1", evaluates=False).train()
     assert f"{where}: watches the result of an evaluation, but nothing is evaluated" in caplog.text
     assert ("eval_dataset" if api == "Python" else "dataloader.test") in caplog.text
     with pytest.raises(ConfigError, match=rf"{where}.*monitor='val_loss'.*eval_loss"):
