@@ -1,6 +1,7 @@
 """Lines and bars that show how far an epoch is, with a terminal and without."""
 
 import csv
+import gc
 import logging
 import re
 import time
@@ -39,6 +40,7 @@ class Slow(HookBase):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     Slow.now = 0.0
+    gc.collect()  # a loader that an earlier test has left would wait for its workers by this clock, forever
     monkeypatch.setattr(time, "monotonic", lambda: Slow.now)
 
 
