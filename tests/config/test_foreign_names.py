@@ -356,7 +356,7 @@ def test_an_argument_that_a_default_trainer_does_not_have_is_answered(
 
 def test_the_arguments_of_a_lazy_call_follow_it() -> None:
     for given, named in (((3,), {}), ((), {"width": 3})):
-        with pytest.raises(ConfigTypeError, match=r"takes only what is called; .*LazyCall\(torch.nn.Linear\)\(...\)"):
+        with pytest.raises(ConfigTypeError, match=r"LazyCall: .*Write LazyCall\(Target\)\(...\): .* of their own"):
             LazyCall(torch.nn.Linear, *given, **named)
 
 

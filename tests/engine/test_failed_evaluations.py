@@ -16,6 +16,7 @@ from torch import nn
 from tests.toys import Results, Samples, file_config, quiet
 from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.hooks import Callback, HookBase, PeriodicCheckpointer
+from trainwright.hooks.signals import evaluation_may_stop
 
 SAMPLES, EPOCH = 12, 6  # updates of an epoch
 TIMINGS = {"time", "data_time"}
@@ -201,6 +202,33 @@ def test_an_evaluation_that_fails_before_the_first_save_loses_no_training(api: s
     found = failing(tmp_path / "failed", "evaluation")
     assert found[1:] == (written, events)
     torch.testing.assert_close(found[0], weights, rtol=0, atol=0)
+
+
+class Swallows(HookBase):
+    """An evaluation of the user's own, whose error does not end the training; a later step does."""
+
+    def __init__(self, fails_at: int) -> None:
+        self.fails_at = fails_at
+
+    def before_step(self) -> None:
+        if self.trainer.iter == self.fails_at:
+            raise ValueError("simulated failure of a step")
+
+    def after_step(self) -> None:
+        if self.trainer.iter == 1:
+            with contextlib.suppress(RuntimeError), evaluation_may_stop():
+                raise RuntimeError("simulated failure of an evaluation")
+
+
+@pytest.mark.parametrize("fails_at", [2, 4])
+def test_a_step_that_fails_after_an_error_of_an_evaluation_that_was_caught_saves_nothing(
+    fails_at: int, tmp_path: Path
+) -> None:
+    trainer = trainer_of("DefaultTrainer", tmp_path, period=1000)
+    trainer.register_hooks([Swallows(fails_at)])
+    with pytest.raises(ValueError, match="of a step"):
+        trainer.train()
+    assert trainer.checkpointer.get_checkpoint_file() == ""
 
 
 @pytest.mark.parametrize(("api", "how"), [("Trainer", "resume_from_checkpoint=True"), ("DefaultTrainer", "--resume")])

@@ -11,16 +11,18 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from tests.toys import Classifier, Results, Samples, quiet, trained
+from tests.ranks import on_ranks
+from tests.toys import Classifier, Results, Samples, points, quiet, trained
 from tests.toys import file_config as config_of
 from tests.trainer.conftest import INPUTS as STOPPING_INPUTS
 from tests.trainer.conftest import PAIRS, Scripted, config, events_in, make
 from trainwright import DefaultTrainer, LazyConfig, Trainer, TrainerConfig, TrainingConfig
+from trainwright.base.dist import get_rank
 from trainwright.base.errors import ConfigError
 from trainwright.config import MetricConfig
 from trainwright.engine import default_setup
 from trainwright.evaluation import RegEvaluator
-from trainwright.hooks import Callback, EarlyStoppingCallback, HookBase
+from trainwright.hooks import BestCheckpointer, Callback, EarlyStoppingCallback, HookBase
 
 INPUTS = torch.randn(32, 4, generator=torch.Generator().manual_seed(5))
 LABELS = (INPUTS[:, 0] > 0).long()
@@ -415,3 +417,27 @@ def test_without_evaluations_only_metrics_of_the_training_choose(
     assert "save_best={'eval_loss': 'min'} has no effect: nothing is evaluated" in caplog.text
     assert "watches the result of an evaluation" not in caplog.text
     assert "did not compute" not in caplog.text
+
+
+class ScoreOfRank(HookBase):
+    """A value that each process puts for itself: it rises on the first, and falls on the second."""
+
+    def after_step(self) -> None:
+        sign = 1 if get_rank() == 0 else -1
+        self.trainer.storage.put_scalar("score", float(sign * self.trainer.iter), smoothing_hint=False)
+
+
+def best_on_rank(folder: str) -> tuple[float | None, int | None]:
+    settings = {"num_epochs": 3, "batch_size": 2, "metrics": None}
+    best = {"metric_for_best_model": "train.score", "greater_is_better": True}
+    trainer = Trainer(Classifier(), quiet(Path(folder), **settings, **best), points())
+    trainer.register_hooks([ScoreOfRank()])
+    trainer.train()
+    (hook,) = [one for one in trainer.hooks if isinstance(one, BestCheckpointer)]
+    return hook.best, hook.best_iter
+
+
+def test_processes_decide_by_one_value_and_save_together(tmp_path: Path) -> None:
+    first, second = on_ranks(best_on_rank, str(tmp_path))
+    assert first == second
+    assert first[0] == first[1] > 0  # of the last iteration, by the first process

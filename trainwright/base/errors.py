@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainwright.base.signatures import read_signature
+from trainwright.base.signatures import read_signature, shown_arguments
 from trainwright.base.terminal import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -130,12 +130,9 @@ def checked_arguments(hint: Callable[[str], str] = lambda name: "", usage: str =
             try:
                 signature.bind(*args, **kwargs)
             except TypeError as error:
-                parameters = list(signature.parameters.values())[1:]
-                name = function.__qualname__.removesuffix(".__init__")
-                shown = [p.replace(annotation=p.empty) for p in parameters]
-                form = f"{name}{signature.replace(parameters=shown, return_annotation=signature.empty)}"
+                name, own = function.__qualname__.removesuffix(".__init__"), [*signature.parameters][1:]
+                form = name + shown_arguments(function, is_bound=False)
                 write = f"Write {usage}." if usage else f"The call is {form}."
-                own = [one.name for one in parameters]
                 unknown = [one for one in kwargs if one not in own]
                 hints = {one: hint(one) or nearest_name(one, own).strip() for one in unknown}
                 faults = [f"{name}: there is no argument {one!r}. {found}".rstrip() for one, found in hints.items()]

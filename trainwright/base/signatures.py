@@ -22,12 +22,14 @@ def read_signature(function: Callable[..., Any], *, follow_wrapped: bool = True)
     return inspect.signature(function, follow_wrapped=follow_wrapped)
 
 
-def shown_arguments(function: Callable[..., Any]) -> str:
-    """The arguments of a function, or of its decorator, as messages show them, without annotations.
+def shown_arguments(function: Callable[..., Any], *, is_bound: bool = True) -> str:
+    """The arguments of a function as messages show them: without annotations, and without ``self`` if it has that.
+
+    Those of a decorator, if it may add some.
 
     >>> shown_arguments(lambda data, size=1: data)
     '(data, size=1)'
     """
     signature = read_signature(function, follow_wrapped=False)
     parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
-    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
+    return str(signature.replace(parameters=parameters[not is_bound :], return_annotation=signature.empty))

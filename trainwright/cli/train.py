@@ -218,7 +218,7 @@ def _refuse_program(file: str) -> None:
 def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> None:
     """Raise for an override without a value, or that would add a key at the top level, which nothing reads."""
     from trainwright.config.key_hints import key_hint
-    from trainwright.config.lazy.lazy_config import SECTIONS
+    from trainwright.config.lazy.provenance import SECTIONS
 
     unread: list[str] = []
     for text, following in zip(overrides, [*overrides, "="][1:], strict=True):
@@ -260,8 +260,8 @@ def _warn_of_unread(cfg: "DictConfig", file: str) -> None:
     from trainwright.cli.python_program import unread_names
     from trainwright.config.foreign_names import CALLS
     from trainwright.config.key_hints import keys_by_name
-    from trainwright.config.lazy.lazy_config import OWN_CODE, SECTIONS, try_get_key
-    from trainwright.config.lazy.provenance import TARGET
+    from trainwright.config.lazy.lazy_config import OWN_CODE, try_get_key
+    from trainwright.config.lazy.provenance import SECTIONS, TARGET
     from trainwright.config.lazy.serialization import is_referenced
 
     has_own_code = any(try_get_key(cfg, key, default=None) for key in OWN_CODE)  # which may read any section

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 from inspect import getattr_static, isfunction
 from typing import Any
 
-from torch import nn
 from torch.utils.data import DataLoader
 
 from trainwright.base.errors import ConfigTypeError
 from trainwright.evaluation.adapters import evaluator_of
-from trainwright.hooks.method_overrides import check_arguments, is_overridden, lacks_return
+from trainwright.hooks.method_overrides import Overrides, check_arguments, is_overridden
 
 logger = logging.getLogger("trainwright.engine")
 
@@ -35,43 +34,36 @@ def check_own_methods(trainer: Any, *, evaluates: bool) -> None:
         )
 
 
-def part(trainer: Any, method: str, result: Any, *, is_right: bool, must: str) -> Any:
+def part(overrides: Overrides, method: str, result: Any, *, is_right: bool, must: str) -> Any:
     """What a method has returned; ConfigTypeError if it is another thing."""
     if is_right:
         return result
-    kind = type(trainer).__name__
     missing = " Is its return statement missing?" if result is None else ""
     is_class = f" Call it: {result.__name__}(...)." if isinstance(result, type) else ""
     what = "None" if result is None else result.__name__ if isinstance(result, type) else type(result).__name__
-    raise ConfigTypeError(f"{kind}.{method} returned {what}; it must return {must}.{missing}{is_class}")
+    raise ConfigTypeError(f"{overrides.kind}.{method} returned {what}; it must return {must}.{missing}{is_class}")
 
 
-def model_part(trainer: Any, model: Any) -> Any:
-    return part(trainer, "build_model", model, is_right=isinstance(model, nn.Module), must="a torch.nn.Module")
-
-
-def loaders_part(trainer: Any, loaders: Any) -> Any:
+def loaders_part(overrides: Overrides, loaders: Any) -> Any:
     """The loaders of evaluations. A ``test`` or ``train`` of the user's gets them as they are."""
-    has_own = is_overridden(trainer, "test") or is_overridden(trainer, "train")
+    has_own = overrides.has("test", "train")
     is_iterable = any(hasattr(loaders, name) for name in ("__iter__", "__getitem__")) and not isinstance(loaders, type)
     is_right = is_iterable and (has_own or not isinstance(loaders, DataLoader | Mapping | str))
-    part(trainer, "build_test_loader", loaders, is_right=is_right, must="a list of loaders, [loader]")
+    part(overrides, "build_test_loader", loaders, is_right=is_right, must="a list of loaders, [loader]")
     return loaders if has_own or hasattr(loaders, "__getitem__") else [*loaders]
 
 
-def evaluator_part(trainer: Any, evaluator: Any) -> Any:
+def evaluator_part(overrides: Overrides, evaluator: Any) -> Any:
     """The evaluator, which may be None: the loss alone. A ``test`` of the user's gets it as it is."""
-    if is_overridden(trainer, "test"):
+    if overrides.has("test"):
         return evaluator
     if evaluator is None:
-        warn_of_none(trainer, "build_evaluator", evaluator, "evaluations compute the loss only")
+        warn_of_none(overrides, "build_evaluator", evaluator, "evaluations compute the loss only")
         return None
-    return evaluator_of(evaluator, f"{type(trainer).__name__}.build_evaluator")
+    return evaluator_of(evaluator, f"{overrides.kind}.build_evaluator")
 
 
-def warn_of_none(trainer: Any, method: str, result: Any, effect: str) -> None:
+def warn_of_none(overrides: Overrides, method: str, result: Any, effect: str) -> None:
     """Warn of a part that may be None, where a return statement seems to be missing."""
-    if result is None and lacks_return(trainer, method):
-        logger.warning(
-            "%s.%s returned None, so %s. Is its return statement missing?", type(trainer).__name__, method, effect
-        )
+    if result is None and overrides.lacks_return(method):
+        logger.warning("%s.%s returned None, so %s. Is its return statement missing?", overrides.kind, method, effect)

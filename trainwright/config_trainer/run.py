@@ -32,7 +32,6 @@ from trainwright.config_trainer.own_methods import (
     check_own_methods,
     evaluator_part,
     loaders_part,
-    model_part,
     part,
     warn_of_none,
 )
@@ -131,10 +130,10 @@ class ConfigRun(Run):
         self.train_loader = built[0] if isinstance(built, tuple | list) else built
         if is_overridden(trainer, "build_train_loader"):
             is_loader, must = setup.is_iterable(self.train_loader), "a loader, or a tuple with it first"
-            part(trainer, "build_train_loader", self.train_loader, is_right=is_loader, must=must)
+            part(self.overrides, "build_train_loader", self.train_loader, is_right=is_loader, must=must)
         setup.check_loader(self.train_loader, cfg.train.train_micro_batch_size)
         setup.limit_data(cfg.train, self.train_loader)
-        self.test_loader = loaders_part(trainer, trainer.build_test_loader(cfg, self.tokenizer))
+        self.test_loader = loaders_part(self.overrides, trainer.build_test_loader(cfg, self.tokenizer))
         near = None if "test" in cfg.dataloader else nearest_of("test", map(str, cfg.dataloader))
         near = near or next((name for name in foreign_names.EVALUATED if name in cfg.dataloader), None)
         is_missing = not self.test_loader and cfg.train.evaluation.enabled and not self.has_own_trainer
@@ -158,7 +157,9 @@ class ConfigRun(Run):
 
     def build_model(self) -> None:
         with built_on(meta=bool(self.cfg.train.dist.meta_init)):
-            self.model = model_part(self.trainer, self.trainer.build_model(self.cfg))
+            built = self.trainer.build_model(self.cfg)
+        is_right = isinstance(built, nn.Module)
+        self.model = part(self.overrides, "build_model", built, is_right=is_right, must="a torch.nn.Module")
 
     def place(self) -> None:
         """Put the model on its device, and spread it over the processes."""
@@ -173,10 +174,12 @@ class ConfigRun(Run):
         cfg, trainer = self.cfg, self.trainer
         built = trainer.build_optimizer(cfg, self.model)
         is_right = isinstance(built, Mapping) or (hasattr(built, "param_groups") and not isinstance(built, type))
-        part(trainer, "build_optimizer", built, is_right=is_right, must="an optimizer, or a dict of them by name")
+        part(
+            self.overrides, "build_optimizer", built, is_right=is_right, must="an optimizer, or a dict of them by name"
+        )
         self.optimizer = NamedOptimizers(built) if isinstance(built, Mapping) else built
         schedule = trainer.build_lr_scheduler(cfg, self.optimizer)
-        warn_of_none(trainer, "build_lr_scheduler", schedule, "the learning rate stays as it is")
+        warn_of_none(self.overrides, "build_lr_scheduler", schedule, "the learning rate stays as it is")
         several = isinstance(schedule, Mapping)
         self.lr_scheduler, self.lr_schedulers = (None, dict(schedule)) if several else (schedule, {})
         seed_everything(cfg.train.seed + get_averaging_rank())  # from here on each of these draws other numbers
@@ -260,7 +263,7 @@ class ConfigRun(Run):
     @cached_property
     def evaluator(self) -> Any:
         """That of the evaluations of the training."""
-        return evaluator_part(self.trainer, self.trainer.build_evaluator(self.cfg))
+        return evaluator_part(self.overrides, self.trainer.build_evaluator(self.cfg))
 
     @cached_property
     def log_is_due(self) -> Period:  # type: ignore[override]

@@ -42,9 +42,10 @@ from trainwright.config.config_file.sections import (
 )
 from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import instantiate, locate_target
-from trainwright.config.lazy.lazy_config import SECTIONS, call_fault, get_config, try_get_key
+from trainwright.config.lazy.lazy_config import call_fault, get_config, try_get_key
 from trainwright.config.lazy.provenance import (
     OWN_FILES,
+    SECTIONS,
     TARGET,
     are_several,
     is_set,

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainwright.base.batch import arguments, parameter_names, write_forward_help, write_pair_help
+from trainwright.base.batch import LABEL_NAMES, arguments, parameter_names, write_forward_help, write_pair_help
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.base.signatures import read_signature
 from trainwright.data.errors import GRADIENTS_OFF, add_batch_note
 from trainwright.models.outputs import TOKENS, losses_of, named_outputs, predictions_of, total_loss
-from trainwright.models.targets import LABEL_NAMES, loss_inside, target_of
+from trainwright.models.targets import loss_inside, target_of
 from trainwright.parallel.simulated import simulation
 
 logger = logging.getLogger("trainwright.engine")

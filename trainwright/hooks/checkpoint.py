@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainwright.base.dist import get_world_size
+from trainwright.base.dist import broadcast_object, get_world_size
 from trainwright.base.errors import ConfigError
 from trainwright.base.files import relative_path
 from trainwright.checkpoint.checkpointer import Checkpointer
@@ -243,6 +243,7 @@ class BestCheckpointer(HookBase):
         self.top = [(value, at, name) for value, at, name in state.get("top", [])][: self._top_k]
 
     def before_first_step(self) -> None:
+        self._is_end_due = False
         if self._due is not None:  # of the run that is continued
             self.trainer.call_between_steps(self._finish)
 
@@ -282,13 +283,15 @@ class BestCheckpointer(HookBase):
         last, storage = self._last_iteration(), self.trainer.storage
         metric = next(name for name in self.names if name in storage.smoothing_hints() or name == self.metric)
         if storage.first_local_iteration(metric) <= last:
-            storage.reduce()  # all processes decide by the same value
+            storage.reduce()
         value, put_at = storage.latest().get(metric, (math.nan, -1))
-        if put_at < last:
-            return False
-        if storage.smoothing_hints()[metric] and math.isfinite(value):  # not that of a single batch
+        if put_at >= last and storage.smoothing_hints()[metric] and math.isfinite(value):  # not that of a single batch
             self._add_values(metric)
             value = self._since_check.so_far(metric)
+        # All processes decide by the same value, also one that each has put for itself: they save together.
+        value, put_at = broadcast_object((value, put_at))
+        if put_at < last:
+            return False
         self._since_check.begin(put_at + 1)
         if math.isfinite(value):
             if self.best is None or self._is_better(value, self.best):

@@ -200,17 +200,6 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
             ) from None
 
 
-def lacks_return(owner: object, name: str) -> bool:
-    """Whether a method of the user's calls something and has no ``return`` in its text."""
-    if not is_overridden(owner, name):
-        return False
-    try:
-        nodes = [*ast.walk(ast.parse(dedent(getsource(getattr(type(owner), name)))))]
-    except (OSError, TypeError, SyntaxError):  # its text is not known
-        return False
-    return any(isinstance(one, ast.Call) for one in nodes) and not any(isinstance(one, ast.Return) for one in nodes)
-
-
 def unset_attribute(owner: object, name: str, *, has_begun: bool) -> str | None:
     """Why an attribute of a user's object is missing, where its ``__init__`` is the reason.
 
@@ -257,6 +246,17 @@ class Overrides:
     def assigned(self, *names: str) -> tuple[Any, ...]:
         """What was assigned to the object itself under these names; None: nothing."""
         return tuple(map(vars(self._owner()).get, names))
+
+    def lacks_return(self, name: str) -> bool:
+        """Whether a method of the user's calls something and has no ``return`` in its text."""
+        if not self.has(name):
+            return False
+        try:
+            nodes = [*ast.walk(ast.parse(dedent(getsource(getattr(type(self._owner()), name)))))]
+        except (OSError, TypeError, SyntaxError):  # its text is not known
+            return False
+        calls, returns = (any(isinstance(one, kind) for one in nodes) for kind in (ast.Call, ast.Return))
+        return calls and not returns
 
     @property
     def kind(self) -> str:

@@ -129,13 +129,13 @@ class Interruptions(HookBase):
         self._received: set[int] = set()
         self._handled: list[int] = []
         self._stops_at_once = self._has_stopped_evaluation = self._is_final = False
-        self._has_failed_evaluation = False
+        self._failed_evaluation = -1  # after so many iterations
         self._is_alone = True
         self._checks = AgreedChecks(0, period_s)  # before iterations
 
     def before_train(self) -> None:
         self._received.clear()
-        self._has_stopped_evaluation = self._has_failed_evaluation = False
+        self._has_stopped_evaluation, self._failed_evaluation = False, -1
         _active.append(self)
         self._limit_s = self._max_time_s() if callable(self._max_time_s) else self._max_time_s
         self._end = math.inf if self._limit_s is None else time.perf_counter() + self._limit_s
@@ -162,8 +162,13 @@ class Interruptions(HookBase):
                 self._save_for(self._received.copy())
             else:
                 self._save_for_pause()
-        elif self._has_failed_evaluation and self.trainer.has_failed and not self._is_saved():
+        elif self.trainer.has_failed and self._has_failed_in_evaluation() and not self._is_saved():
             self._save_progress()
+
+    def _has_failed_in_evaluation(self) -> bool:
+        """Whether the update of the iteration that has failed was complete: a later one may be made in part."""
+        done = self.trainer.iterations_done
+        return bool(self._failed_evaluation == done > self.trainer.iter)
 
     def _is_saved(self) -> bool:
         """Whether the newest checkpoint is of the last iteration that was made."""
@@ -190,7 +195,7 @@ class Interruptions(HookBase):
     @contextmanager
     def stopping_evaluations(self, is_final: bool) -> Iterator[None]:
         """A context of evaluations within the training: see :func:`evaluation_may_stop`."""
-        self._is_final, self._has_failed_evaluation = is_final, False
+        self._is_final = is_final
         self._stops_at_once = is_final and self._is_alone
         try:
             if self._stops_at_once:
@@ -203,7 +208,8 @@ class Interruptions(HookBase):
                 logger.info(text, self.trainer.stop_reason, self._resume)
             raise
         except Exception:  # with several processes, perhaps on one of them only: they could not save together
-            self._has_failed_evaluation = not is_final and self._is_alone
+            if self._is_alone and not is_final:
+                self._failed_evaluation = self.trainer.iterations_done
             raise
         finally:
             self._stops_at_once = False

@@ -13,8 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from trainwright.base.batch import IGNORED
-from trainwright.base.batch import LABEL_NAMES as LABEL_NAMES
+from trainwright.base.batch import IGNORED, LABEL_NAMES
 from trainwright.base.devices import wide_dtype
 from trainwright.base.signatures import read_signature
 from trainwright.models.outputs import losses_of

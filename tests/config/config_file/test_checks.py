@@ -216,7 +216,7 @@ def test_a_lazy_call_without_its_second_call_is_named_at_any_depth():
 def test_a_class_in_place_of_a_part_is_answered_with_its_lazy_call(key):
     cfg = whole()
     OmegaConf.update(cfg.train, key, Anything, merge=False)
-    assert re.search(rf"train\.{key}.*got the class .*Write|LazyCall\(.*Anything\)\(", str(fault(cfg)))
+    assert re.search(rf"train\.{key}.*.*LazyCall\(.*Anything\)\(", str(fault(cfg)))
 
 
 def test_a_key_of_a_packaged_lazy_call_is_in_the_file_that_set_it():

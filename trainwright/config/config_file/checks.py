@@ -30,7 +30,6 @@ from trainwright.config.lazy.instantiation import SPECIAL_KEYS, find_target
 from trainwright.config.lazy.lazy_config import (
     OWN_CODE,
     PACKAGED,
-    SECTIONS,
     LazyCall,
     call_fault,
     section_fault,
@@ -39,6 +38,7 @@ from trainwright.config.lazy.lazy_config import (
 from trainwright.config.lazy.overrides import CANONICAL
 from trainwright.config.lazy.provenance import (
     OWN_FILES,
+    SECTIONS,
     TARGET,
     are_several,
     is_trusted,

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 
 from omegaconf import DictConfig, ListConfig
 
@@ -16,14 +16,14 @@ from trainwright.base.errors import (
     ConfigKeyError,
     ConfigTypeError,
     MissingFileError,
+    checked_arguments,
     did_you_mean,
     nearest_name,
 )
 from trainwright.base.notebook import show_type_as_html, tree
 from trainwright.config import foreign_names
 from trainwright.config.lazy.overrides import apply_overrides
-from trainwright.config.lazy.provenance import OWN_FILES, TARGET, mark, mark_default, set_origin, value_at
-from trainwright.config.lazy.provenance import SECTIONS as SECTIONS
+from trainwright.config.lazy.provenance import OWN_FILES, SECTIONS, TARGET, mark, mark_default, set_origin, value_at
 from trainwright.config.lazy.python_file import as_node, load_python
 from trainwright.config.lazy.serialization import DEFAULTS, save, to_plain, to_py
 from trainwright.config.lazy.targets import dotted_path, is_structured, named_arguments, short_name, takes_config
@@ -44,11 +44,8 @@ class LazyCall:
     1
     """
 
-    def __init__(self, target: Any, *arguments: Never, **named: Never) -> None:
-        if arguments or named:
-            raise ConfigTypeError(
-                f"LazyCall takes only what is called; its arguments follow: LazyCall({short_name(target)})(...)."
-            )
+    @checked_arguments(usage="LazyCall(Target)(...): the arguments of the call are in brackets of their own")
+    def __init__(self, target: Any) -> None:
         if not (callable(target) or isinstance(target, str | Mapping | DictConfig)):
             raise ConfigTypeError(
                 f"LazyCall: got {target!r} ({type(target).__name__}); it takes a callable, or the dotted path of one."
