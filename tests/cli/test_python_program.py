@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from trainwright.cli.main import main
-from trainwright.cli.python_program import _OF_CONFIGS, _TRAINS, program_sign, unread_names
+from trainwright.cli.python_program import _OF_CONFIGS, _TRAINS, program_sign
+from trainwright.config.unread import unread_names
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"

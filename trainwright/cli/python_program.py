@@ -1,13 +1,11 @@
 """Whether a Python file is a program and no config file, from its text: nothing of it is run."""
 
 import ast
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 _TRAINS = ("train", "fit", "fit_one_cycle")
 _OF_CONFIGS = ("LazyCall", "LazyConfig", "get_config", "globals", "locals", "vars", "exec")
-_OFF = ("None", "False")
 _LATER = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 
 
@@ -34,25 +32,6 @@ def program_sign(file: Path) -> str | None:
     )
     sign = main_block or next(signs, None)
     return None if sign is None else _shown(sign)
-
-
-def unread_names(file: Path) -> dict[str, int]:
-    """The names that the top level of a config file sets to more than None or False and never reads, with their lines.
-
-    Nothing if it may read them by their text, as with ``globals()``.
-    """
-    module = ast.parse(file.read_bytes())
-    names = [node for node in ast.walk(module) if isinstance(node, ast.Name)]
-    read = {node.id for node in names if not isinstance(node.ctx, ast.Store)}
-    if not read.isdisjoint(("globals", "locals", "vars", "exec", "eval")):
-        return {}
-    texts = [n.value for n in ast.walk(module) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
-    read |= {name for text in texts if "${" in text for name in re.findall(r"\w+", text)}
-    if any(node.id == "__all__" for node in names):
-        read.update(texts)
-    given = (line for line in module.body if isinstance(line, ast.Assign) and ast.unparse(line.value) not in _OFF)
-    lines = [target for line in given for target in line.targets]
-    return {one.id: one.lineno for one in lines if isinstance(one, ast.Name) and one.id not in read}
 
 
 def _may_be_config(module: ast.Module) -> bool:

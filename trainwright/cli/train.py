@@ -155,11 +155,12 @@ def _prepare(
     cfg: "DictConfig", args: argparse.Namespace, trainer_class: "type[DefaultTrainer] | None"
 ) -> Callable[[], object]:
     """Run everything before the first step; return the rest."""
+    from trainwright.config.unread import warn_of_names
     from trainwright.engine import DefaultTrainer, default_setup  # here: a wrong key is reported before torch is loaded
 
     default_setup(cfg, args)
     if trainer_class is None:  # one of the user's own may read any name
-        _warn_of_unread(cfg, args.config_file)
+        warn_of_names(cfg, args.config_file)
     trainer_class = trainer_class or DefaultTrainer
     if args.eval_only:
         return _evaluation(cfg, args, trainer_class)
@@ -253,30 +254,6 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
         )
     if unread:
         raise ConfigKeyError("\n  ".join(unread))
-
-
-def _warn_of_unread(cfg: "DictConfig", file: str) -> None:
-    """Log values of a config file that nothing reads: those with names of other libraries, and lazy calls."""
-    from trainwright.cli.python_program import unread_names
-    from trainwright.config.foreign_names import CALLS
-    from trainwright.config.key_hints import keys_by_name
-    from trainwright.config.lazy.lazy_config import OWN_CODE, try_get_key
-    from trainwright.config.lazy.provenance import SECTIONS, TARGET
-    from trainwright.config.lazy.serialization import is_referenced
-
-    has_own_code = any(try_get_key(cfg, key, default=None) for key in OWN_CODE)  # which may read any section
-    for name, line in unread_names(Path(file)).items() if file.endswith(".py") else ():
-        key, there = keys_by_name().get(name, ""), name in cfg
-        is_path = key == "dataloader.train.dataset" and not there  # or a name: no lazy call
-        if name in (*SECTIONS, *CALLS) or key in OWN_CODE or is_path or (there and has_own_code):
-            continue
-        if is_referenced(cfg, name):  # by a file that this one imports
-            continue
-        if key and not key.startswith("--"):
-            logger.warning("%s, line %d: nothing reads %s. A training reads %s.", file, line, name, key)
-        elif there and TARGET in cfg[name]:
-            sections = ", ".join(SECTIONS)
-            logger.warning("%s, line %d: nothing reads %s. A training reads %s.", file, line, name, sections)
 
 
 def _evaluation(

@@ -25,6 +25,7 @@ from trainwright.config.lazy.provenance import value_at
 from trainwright.config.lazy.serialization import is_referenced, to_plain
 from trainwright.config.secrets import remember_secrets, without_secrets
 from trainwright.config.spec import spec_of_cfg
+from trainwright.config.unread import warn_of_calls, warn_of_loader_keys
 from trainwright.config.windows import Windows
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.eager_trainer import EagerTrainer
@@ -113,9 +114,9 @@ class ConfigRun(Run):
             self.callbacks.add_callback(callback, singleton=False)
         seed_everything(cfg.train.seed)  # callbacks may have drawn numbers
         if not self.has_own_trainer:  # which may read them
-            setup.warn_of_unread_calls(given)
+            warn_of_calls(given)
             if not (self.listed_hooks or self.listed_callbacks):
-                setup.warn_of_unread_loader_keys(given)
+                warn_of_loader_keys(given)
             setup.warn_of_order(value_at(given, "dataloader.train"))
         resume = bool(try_get_key(cfg, "train.resume", default=False))
         self.folder = RunFolder(cfg.train.output_dir, resume=resume, records=records)

@@ -29,7 +29,6 @@ from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.base.files import relative_path
 from trainwright.base.signatures import read_signature
 from trainwright.checkpoint.folder import POINTER_NAME
-from trainwright.config import foreign_names
 from trainwright.config.config_file.checks import validate
 from trainwright.config.config_file.sections import (
     complete,
@@ -44,18 +43,14 @@ from trainwright.config.lazy.allowlist import project_roots
 from trainwright.config.lazy.instantiation import instantiate, locate_target
 from trainwright.config.lazy.lazy_config import call_fault, get_config, try_get_key
 from trainwright.config.lazy.provenance import (
-    OWN_FILES,
     SECTIONS,
     TARGET,
     are_several,
     is_set,
     is_trusted,
     mark_default,
-    origin_file,
-    raw_children,
     value_at,
 )
-from trainwright.config.lazy.serialization import is_referenced, to_plain
 from trainwright.config.secrets import redact_command, remember_secrets, without_secrets
 from trainwright.config.windows import WindowEpochs, Windows
 from trainwright.config.yaml_file import read_mapping
@@ -161,22 +156,6 @@ def warn_of_order(node: Any) -> None:
             "dataloader.train: %s reads the samples in one order, without shuffling. Write LazyCall(%s)(...).",
             name, name.replace("test", "train"),
         )  # fmt: skip
-
-
-_OF_LOADERS = ("train.train_micro_batch_size", "train.test_micro_batch_size", "dataloader.train.num_workers")
-
-
-def warn_of_unread_loader_keys(cfg: DictConfig) -> None:
-    """Log batch sizes and numbers of workers of the section dataloader that belong elsewhere, where others are."""
-    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
-
-    loaders = value_at(cfg, "dataloader")
-    own = {str(key) for key in loaders} - {"train", "test"} if isinstance(loaders, DictConfig) else set[str]()
-    for name in sorted(own & keys_by_name().keys()):
-        value, key = value_at(loaders, name), keys_by_name()[name]
-        is_other = key in _OF_LOADERS and type(value) is int and value_at(cfg, key) != value
-        if is_other and not is_referenced(cfg, name):
-            logger.warning("dataloader.%s: a training does not read it. Write %s=%r.", name, key, value)
 
 
 def limit_data(train: DictConfig, data_loader: Any) -> None:
@@ -313,19 +292,6 @@ def settings_of_copy(
         train.update({"train_iter": 100_000, "train_epoch": 0})
     train.update(changes)
     return new
-
-
-def warn_of_unread_calls(cfg: DictConfig) -> None:
-    """Log lazy calls, named as in other libraries, in place of which a training uses the packaged default."""
-    for name, key in foreign_names.CALLS.items():
-        call, default = value_at(cfg, name), value_at(cfg, key)
-        is_default = (file := origin_file(default)) is not None and file.is_relative_to(OWN_FILES)
-        if not (isinstance(call, DictConfig) and "_target_" in call and is_default):
-            continue
-        others = {other: node for other, node in raw_children(cfg).items() if other != name}
-        text = str(to_plain(others)[0]).replace(str(to_plain(default)[0]), "")
-        if str(to_plain(call)[0]["_target_"]) not in text and not is_referenced(others, name):
-            logger.warning("%s: a training does not read this lazy call. Write %s = LazyCall(...)(...).", name, key)
 
 
 _STARTED = "trainwright_started"  # in omegaconf's metadata of a configuration

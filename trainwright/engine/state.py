@@ -35,7 +35,7 @@ from trainwright.engine.extra_parameters import (
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.resumed_settings import KEPT, differences, log_changes, options_of
 from trainwright.engine.step_plan import NO_STEPS, StepPlan
-from trainwright.hooks.callbacks.logs import EpochMean
+from trainwright.events.epoch_means import RunningMean
 from trainwright.hooks.due import NEVER, Recurring
 from trainwright.optim.named import NamedOptimizers
 
@@ -295,14 +295,14 @@ class TrainerState(TrainingState):
         """``is_elastic``: a checkpoint of other sizes of batches, with the same samples per update, may be loaded."""
         super().__init__(trainer)
         self.plan, self._is_elastic = NO_STEPS, is_elastic
-        self._mean_loss = EpochMean("total_loss")
+        self._mean_loss = RunningMean()
         self.global_step = 0
         self.is_opening = False  # whether the loader of an epoch that begins is created
         self.step_before = 0  # global_step before the latest update
 
     def mean_loss(self) -> float:
         """The mean of the updates' losses since the run started; NaN before the first."""
-        return self._mean_loss.read(self._trainer.storage)
+        return self._trainer.storage.mean_so_far("total_loss", self._mean_loss)
 
     @property
     def epoch(self) -> int:
@@ -375,6 +375,7 @@ class TrainerState(TrainingState):
             self.global_step = step
 
     def _state(self) -> dict[str, Any]:
+        self.mean_loss()  # adds the newest values
         return {
             **super().state_dict(),
             "consumed_samples": self.plan.samples(self.global_step),
@@ -387,7 +388,7 @@ class TrainerState(TrainingState):
             "batch_size": self.plan.batch_size,
             "samples_per_epoch": self.plan.samples_per_epoch,
             "epochs": self.plan.lengths(),
-            "mean_loss": self._mean_loss.state_dict(self._trainer.storage),
+            "mean_loss": self._mean_loss.state_dict(),
             "is_loss_of_model": self._part("steps").loss.source.is_model,
         }
 

@@ -1,7 +1,7 @@
 """The means of noisy metrics over an epoch, which its last row and its line show."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, Protocol
 
@@ -47,8 +47,47 @@ def first_of_epoch(epochs: EpochLength, epoch: int) -> int:
     return math.ceil(epoch * epochs) if isinstance(epochs, int | Fraction) else epochs.first(epoch)
 
 
+class RunningMean:
+    """The mean of a metric's values from an iteration on.
+
+    Each value is added once: a checkpoint holds only the newest ones of a history. ``is_finite``: NaN and infinity do
+    not count.
+    """
+
+    def __init__(self, first: int = 0, *, is_finite: bool = False) -> None:
+        self._is_finite = is_finite
+        self.begin(first)
+
+    def begin(self, first: int) -> None:
+        """Start again, with the values of iteration ``first``."""
+        self._next, self._total, self._count = first, 0.0, 0
+
+    def add(self, history: HistoryBuffer, final: float) -> list[float]:
+        """Add the values before the iteration ``final``; returns the later ones, which may change."""
+        later = []
+        for value, iteration in history.values_since(self._next):
+            counts = not self._is_finite or math.isfinite(value)
+            if iteration < final:
+                self._next = iteration + 1
+                self._total, self._count = self._total + (value if counts else 0.0), self._count + counts
+            elif counts:
+                later.append(value)
+        return later
+
+    def so_far(self, more: Sequence[float] = ()) -> float:
+        """The mean of the values that were added and of ``more``; NaN if there is none."""
+        count = self._count + len(more)
+        return (self._total + sum(more)) / count if count else math.nan
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self._next, "total": self._total, "count": self._count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._next, self._total, self._count = state["next"], state["total"], state["count"]
+
+
 class EpochMeans:
-    """Adds the finite values of an epoch as they come: a checkpoint holds only the newest values of a history.
+    """The means of the finite values of all noisy metrics, epoch by epoch.
 
     Attributes:
         first: the first iteration of the epoch.
@@ -58,45 +97,36 @@ class EpochMeans:
     def __init__(self) -> None:
         self.first = 0
         self.known: dict[str, tuple[float, int]] = {}
-        self._sums: dict[str, tuple[int, float, int]] = {}  # the next iteration, the total and the count
+        self._means: dict[str, RunningMean] = {}
 
     def begin(self, first: int) -> None:
         """An epoch begins with iteration ``first``."""
         if first > self.first:  # else it has begun, or it has ended already
-            self.first, self._sums = first, {}
+            self.first, self._means = first, {}
 
     def end(self, histories: Mapping[str, HistoryBuffer], final: Mapping[str, float], following: int) -> None:
         """The means are known now; the next epoch begins with iteration ``following``, or this one continues."""
         self.add(histories, final)
         self.known = {
-            name: (total / count, histories[name].latest_iteration())
-            for name, (_, total, count) in self._sums.items()
-            if count and math.isfinite(histories[name].latest())
+            name: (mean, histories[name].latest_iteration())
+            for name, one in self._means.items()
+            if math.isfinite(mean := one.so_far()) and math.isfinite(histories[name].latest())
         }
         self.begin(following)
 
     def add(self, histories: Mapping[str, HistoryBuffer], final: Mapping[str, float]) -> None:
         """Add the values before the iteration that ``final`` has for a metric; from there on they may change."""
         for name, history in histories.items():
-            following, total, count = self._sums.get(name, (self.first, 0.0, 0))
-            for value, iteration in history.values_since(following):
-                if iteration >= final[name]:
-                    break
-                following = iteration + 1
-                if math.isfinite(value):
-                    total, count = total + value, count + 1
-            self._sums[name] = following, total, count
-
-    def so_far(self, name: str) -> float:
-        """The mean of the values that were added since the last ``begin``; NaN if none was finite."""
-        _, total, count = self._sums[name]
-        return total / count if count else math.nan
+            self._means.setdefault(name, RunningMean(self.first, is_finite=True)).add(history, final[name])
 
     def state_dict(self) -> dict[str, Any]:
         known = {name: list(pair) for name, pair in self.known.items()}
-        return {"first": self.first, "known": known, "sums": {name: list(one) for name, one in self._sums.items()}}
+        sums = {name: list(mean.state_dict().values()) for name, mean in self._means.items()}
+        return {"first": self.first, "known": known, "sums": sums}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.first = state["first"]
         self.known = {name: (mean, at) for name, (mean, at) in state["known"].items()}
-        self._sums = {name: (following, total, count) for name, (following, total, count) in state["sums"].items()}
+        self._means = {name: RunningMean(is_finite=True) for name in state["sums"]}
+        for name, values in state["sums"].items():
+            self._means[name].load_state_dict(dict(zip(("next", "total", "count"), values, strict=True)))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trainwright.base.devices import wide_dtype
 from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
-from trainwright.events.epoch_means import EpochMeans
+from trainwright.events.epoch_means import EpochMeans, RunningMean
 from trainwright.events.media import MediaBuffer, MediaView, Medium, histogram_summary, image_copy
 from trainwright.events.process_means import LocalMeans, common_keys, is_part, means_of, values_of, with_parts
 from trainwright.events.rate import Rate
@@ -377,6 +377,11 @@ class EventStorage:
         """The histories of noisy metrics, and the iteration from which on their values are not final."""
         noisy = {name: history for name, history in self.histories().items() if self._hints[name] and len(history)}
         return noisy, {name: self.first_local_iteration(name) for name in noisy}
+
+    def mean_so_far(self, name: str, mean: RunningMean, *more: float) -> float:
+        """Add the new values of a metric to ``mean``; returns it with those of this process only, and with ``more``."""
+        history = self.histories().get(name)
+        return mean.so_far([*(mean.add(history, self.first_local_iteration(name)) if history else ()), *more])
 
     def means_since(self, iteration: int) -> dict[str, tuple[float, int]]:
         """``latest`` of the metrics with a value of ``iteration`` or later, noisy ones replaced by their mean since."""

@@ -21,7 +21,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import check_name, keep_named, keep_newest, numbered_name
 from trainwright.evaluation.evaluator import flatten_results_dict
-from trainwright.events.epoch_means import EpochMeans
+from trainwright.events.epoch_means import RunningMean
 from trainwright.events.phases import PhaseTimes
 from trainwright.events.writers.progress import unit_of
 from trainwright.hooks.base import BestResult, HookBase, has_failed
@@ -212,7 +212,7 @@ class BestCheckpointer(HookBase):
         self._number = number or (lambda: f"{self._last_iteration():07d}")
         self._due: int | None = None
         self._on_missing = on_missing
-        self._since_check = EpochMeans()  # begins after each check
+        self._since_check = RunningMean(is_finite=True)  # begins after each check
         self._only_when_due, self._is_end_due = only_when_due, False
         self._has_warned = False
         self._is_late = False  # the metric comes from a hook that is called after this one, or is not computed
@@ -222,10 +222,10 @@ class BestCheckpointer(HookBase):
         top = {"top": [list(entry) for entry in self.top]} if self._top_k else {}
         best = {"best": self.best, "best_iter": self.best_iter, "results": self.best_results}
         hints = self.trainer.storage.smoothing_hints()
-        metric = next((name for name in self.names if name in hints), None)
+        metric = next((name for name in self.names if name in hints), "")
         since = {}
-        if metric is not None and hints[metric]:
-            self._add_values(metric)
+        if hints.get(metric):
+            self.trainer.storage.mean_so_far(metric, self._since_check)
             since = {"since": self._since_check.state_dict()}
         return {"metric": self.metric, **best, "due": self._due, **top, **since}
 
@@ -237,7 +237,6 @@ class BestCheckpointer(HookBase):
             return
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
         self.best_results = state.get("results", {})
-        self._since_check = EpochMeans()
         if "since" in state:
             self._since_check.load_state_dict(state["since"])
         self.top = [(value, at, name) for value, at, name in state.get("top", [])][: self._top_k]
@@ -286,8 +285,7 @@ class BestCheckpointer(HookBase):
             storage.reduce()
         value, put_at = storage.latest().get(metric, (math.nan, -1))
         if put_at >= last and storage.smoothing_hints()[metric] and math.isfinite(value):  # not that of a single batch
-            self._add_values(metric)
-            value = self._since_check.so_far(metric)
+            value = storage.mean_so_far(metric, self._since_check)
         # All processes decide by the same value, also one that each has put for itself: they save together.
         value, put_at = broadcast_object((value, put_at))
         if put_at < last:
@@ -303,11 +301,6 @@ class BestCheckpointer(HookBase):
                 self.top.insert(place, (value, last, f"{self._file_prefix}_{self._number()}"))
                 self.top, self._due = self.top[: self._top_k], last
         return True
-
-    def _add_values(self, metric: str) -> None:
-        storage = self.trainer.storage
-        if metric in (histories := storage.histories()):  # a stage of a pipeline may have none
-            self._since_check.add({metric: histories[metric]}, {metric: storage.first_local_iteration(metric)})
 
     @property
     def names(self) -> tuple[str, str]:

@@ -28,12 +28,10 @@ from trainwright.config import rules
 from trainwright.config.config_file.sections import milestone_fault
 from trainwright.config.lazy.instantiation import SPECIAL_KEYS, find_target
 from trainwright.config.lazy.lazy_config import (
-    OWN_CODE,
     PACKAGED,
     LazyCall,
     call_fault,
     section_fault,
-    warn_of_unread,
 )
 from trainwright.config.lazy.overrides import CANONICAL
 from trainwright.config.lazy.provenance import (
@@ -52,6 +50,7 @@ from trainwright.config.lazy.provenance import (
 from trainwright.config.lazy.targets import signature_of, unknown_arguments
 from trainwright.config.secrets import is_secret_name
 from trainwright.config.spec import spec_of_cfg
+from trainwright.config.unread import OWN_CODE, warn_of_lists
 
 logger = logging.getLogger("trainwright.config")
 
@@ -211,7 +210,7 @@ def _own_code_faults(cfg: DictConfig) -> Iterator[Fault]:
             elif one is None or (not is_call and isinstance(one, str | int | float | ListConfig | DictConfig)):
                 text = f"{got(one)}; it must be a lazy call: LazyCall(Mine)(...), in YAML {{_target_: module.Mine}}."
                 yield Fault(f"{key}.{place}", text, ConfigTypeError)
-    warn_of_unread(cfg)
+    warn_of_lists(cfg)
 
 
 def _faults_of_rules(cfg: DictConfig, faults: Sequence[Fault]) -> Iterator[Fault]:

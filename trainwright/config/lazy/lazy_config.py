@@ -21,13 +21,13 @@ from trainwright.base.errors import (
     nearest_name,
 )
 from trainwright.base.notebook import show_type_as_html, tree
-from trainwright.config import foreign_names
 from trainwright.config.lazy.overrides import apply_overrides
 from trainwright.config.lazy.provenance import OWN_FILES, SECTIONS, TARGET, mark, mark_default, set_origin, value_at
 from trainwright.config.lazy.python_file import as_node, load_python
 from trainwright.config.lazy.serialization import DEFAULTS, save, to_plain, to_py
 from trainwright.config.lazy.targets import dotted_path, is_structured, named_arguments, short_name, takes_config
 from trainwright.config.secrets import without_secrets
+from trainwright.config.unread import warn_of_lists
 from trainwright.config.yaml_file import load_yaml
 
 logger = logging.getLogger("trainwright.config")
@@ -130,27 +130,10 @@ def section_fault(name: str, value: Any) -> str | None:
     return None
 
 
-def warn_of_unread(found: Mapping[str, Any] | DictConfig) -> None:
-    """Log lists of callbacks and hooks beside the section ``train``, which a training reads, and MMEngine's imports."""
-    if "_base_" in found:
-        logger.warning(
-            "_base_ is not read: it is of MMEngine. A config file in Python imports another: from .base import model,"
-            " dataloader, optim, train; then optim.lr = 0.001 changes a value."
-        )
-    for name, key in foreign_names.KEYS.items():
-        for path in (name, f"dataloader.{name}") if key in OWN_CODE else ():
-            listed = found.get(name) if path == name else try_get_key(found, path, default=None)
-            calls = listed if isinstance(listed, list | ListConfig) else ()
-            if any(isinstance(one, DictConfig) and TARGET in one for one in calls) and not try_get_key(found, key):
-                more = foreign_names.BESIDE.get(key, "")
-                logger.warning("%s: a training does not read this list. Write %s = [...].%s", path, key, more)
-
-
 class MissingConfigError(MissingFileError, RuntimeError):
     """There is no packaged configuration of this name. A RuntimeError, as documented for ``get_config``."""
 
 
-OWN_CODE = ("train.callbacks", "train.hooks")  # lists of lazy calls
 PACKAGED = OWN_FILES / "defaults"
 # Packaged defaults that are replaced if the user sets another of them: the length, and the metric with its direction.
 MARKED = ("train.train_iter", "train.train_epoch", "train.evaluation.eval_metric", "train.evaluation.eval_mode")
@@ -255,7 +238,7 @@ show_type_as_html("omegaconf.dictconfig", "DictConfig", html_of)
 
 
 def _as_config(found: Mapping[str, Any], filename: str | os.PathLike[str]) -> DictConfig:
-    warn_of_unread(found)
+    warn_of_lists(found)
     configs = {
         name: as_node(value, name, filename)
         for name, value in found.items()

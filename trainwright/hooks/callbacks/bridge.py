@@ -16,14 +16,15 @@ from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import numbered_name
 from trainwright.evaluation.evaluator import flatten_results_dict
-from trainwright.events.storage import EventStorage
+from trainwright.events.epoch_means import RunningMean
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import CallbackList, TrainerControl
-from trainwright.hooks.callbacks.logs import EpochMean, Logs
+from trainwright.hooks.callbacks.logs import Logs
 
 logger = logging.getLogger("trainwright.hooks")
 
 _REQUESTS = ("should_training_stop", "should_epoch_stop", "should_save", "should_evaluate", "should_log")
+_LOSS = "total_loss"  # in the storage
 _STOP_REASON = "a callback has set should_training_stop"
 _Results = Mapping[str, Any] | None
 
@@ -102,7 +103,7 @@ class RunCallbacks(HookBase):
         self._eval_is_due = eval_is_due
         self._steps_done: Callable[[], int] = (lambda: self.trainer.start_iter) if steps_done is None else steps_done
         self._shares_requests = False  # several processes, of which one has callbacks
-        self._mean_loss = EpochMean("total_loss")
+        self._mean_loss = RunningMean()
         self._epoch: int | None = None  # the epoch that has started and not ended
         self._cut_epoch: int | None = None  # the one within which a run has ended, which a longer run continues
         self._is_entered = False  # whether this process has called on_epoch_begin for it
@@ -179,7 +180,7 @@ class RunCallbacks(HookBase):
 
     def epoch_loss(self, *running: float) -> float:
         """The mean loss of the epoch so far, with that of a running step."""
-        return self._mean_loss.read(self.trainer.storage, *running)
+        return float(self.trainer.storage.mean_so_far(_LOSS, self._mean_loss, *running))
 
     def epoch_loss_of_all(self) -> float:
         """The mean over all processes, equal on each of them."""
@@ -219,7 +220,7 @@ class RunCallbacks(HookBase):
         self.callbacks.on_train_begin(self.logs)
 
     def before_first_step(self) -> None:
-        if self._mean_loss.name in self.trainer.storage.smoothing_hints():  # of a resumed training
+        if _LOSS in self.trainer.storage.smoothing_hints():  # of a resumed training
             self._show_storage()
         if self.trainer.called_hooks is None and self.trainer.start_iter < self.trainer.max_iter:
             return
@@ -301,7 +302,8 @@ class RunCallbacks(HookBase):
             "requests": [name for name in names if getattr(self.control, name)],
             "stop_reason": self.control.stop_reason,
         }
-        mean_loss = {"mean_loss": self._mean_loss.state_dict(self.trainer.storage)}
+        self.epoch_loss()  # adds the newest values
+        mean_loss = {"mean_loss": self._mean_loss.state_dict()}
         return {**own, **requests, **mean_loss, **self.callbacks.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -383,13 +385,13 @@ class RunCallbacks(HookBase):
     def _show_storage(self) -> None:
         """Make the stored loss readable in the logs."""
         self._is_shown = True
-        storage, name = self.trainer.storage, self._mean_loss.name
-        if self._losses or name in storage.smoothing_hints():
-            self.logs.defer("step_loss", lambda: storage.latest().get(name, (math.nan,))[0])
-            self.logs.defer("epoch_loss", lambda: self._epoch_loss(storage))
+        storage = self.trainer.storage
+        if self._losses or _LOSS in storage.smoothing_hints():
+            self.logs.defer("step_loss", lambda: storage.latest().get(_LOSS, (math.nan,))[0])
+            self.logs.defer("epoch_loss", self._epoch_loss)
 
-    def _epoch_loss(self, storage: EventStorage) -> float:
-        mean = self._mean_loss.read(storage)
+    def _epoch_loss(self) -> float:
+        mean = self.epoch_loss()
         if not math.isnan(mean):
             return mean
         losses = self._losses or ([self.logs["step_loss"]] if "step_loss" in self.logs else [])

@@ -8,47 +8,6 @@ from torch import Tensor
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
 from trainwright.base.errors import ConfigKeyError, nearest_name
-from trainwright.events.storage import EventStorage
-
-
-class EpochMean:
-    """The mean of the values stored under ``name`` since ``begin``; each value is added once."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._next = 0  # the first iteration whose values are not in the total
-        self._total = 0.0
-        self._count = 0
-
-    def begin(self, iteration: int) -> None:
-        """Start an epoch with ``iteration``."""
-        self._next, self._total, self._count = iteration, 0.0, 0
-
-    def read(self, storage: EventStorage, *more: float) -> float:
-        """The mean so far, with ``more`` values that are not stored yet; NaN before the first value of the epoch."""
-        values = [*self._add_final(storage), *more]
-        return (self._total + sum(values)) / (self._count + len(values)) if self._count + len(values) else float("nan")
-
-    def _add_final(self, storage: EventStorage) -> list[float]:
-        """Add the new values; returns those that are not final, because they are means of this process only."""
-        history, local = storage.histories().get(self.name), []
-        first_local = storage.first_local_iteration(self.name)
-        for value, iteration in history.values_since(self._next) if history else ():
-            if iteration >= first_local:
-                local.append(value)
-                continue
-            self._total += value
-            self._count += 1
-            self._next = iteration + 1
-        return local
-
-    def state_dict(self, storage: EventStorage) -> dict[str, Any]:
-        """Includes all values so far: the storage's own state holds recent values only."""
-        self.read(storage)
-        return {"next": self._next, "total": self._total, "count": self._count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._next, self._total, self._count = state["next"], state["total"], state["count"]
 
 
 class Logs(MutableMapping[str, Any]):

@@ -1,0 +1,107 @@
+"""Warnings of values in a configuration that no training reads: under names of other libraries, or in other places."""
+
+import ast
+import logging
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig
+
+from trainwright.config import foreign_names
+from trainwright.config.lazy.provenance import OWN_FILES, SECTIONS, TARGET, origin_file, raw_children, value_at
+from trainwright.config.lazy.serialization import is_referenced, to_plain
+
+logger = logging.getLogger("trainwright.config")
+
+OWN_CODE = ("train.callbacks", "train.hooks")  # lists of lazy calls
+_OF_LOADERS = ("train.train_micro_batch_size", "train.test_micro_batch_size", "dataloader.train.num_workers")
+_OFF = ("None", "False")
+
+
+def warn_of_lists(found: Mapping[str, Any] | DictConfig) -> None:
+    """Log lists of callbacks and hooks beside the section ``train``, which a training reads, and MMEngine's imports."""
+    if "_base_" in found:
+        logger.warning(
+            "_base_ is not read: it is of MMEngine. A config file in Python imports another: from .base import model,"
+            " dataloader, optim, train; then optim.lr = 0.001 changes a value."
+        )
+    for name, key in foreign_names.KEYS.items():
+        section, _, lists = key.partition(".")
+        if key not in OWN_CODE or value_at(_global(found, section), lists):
+            continue
+        in_loaders = value_at(_global(found, "dataloader"), name)
+        for path, listed in (name, _global(found, name)), (f"dataloader.{name}", in_loaders):
+            calls = listed if isinstance(listed, list | ListConfig) else ()
+            if any(isinstance(one, DictConfig) and TARGET in one for one in calls):
+                more = foreign_names.BESIDE.get(key, "")
+                logger.warning("%s: a training does not read this list. Write %s = [...].%s", path, key, more)
+
+
+def _global(found: Mapping[str, Any] | DictConfig, name: str) -> Any:
+    return value_at(found, name) if isinstance(found, DictConfig) else found.get(name)
+
+
+def warn_of_names(cfg: DictConfig, file: str) -> None:
+    """Log names at the top of a Python file that nothing reads: those of settings elsewhere, and lazy calls."""
+    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
+
+    has_own_code = any(value_at(cfg, key) for key in OWN_CODE)  # which may read any section
+    for name, line in unread_names(Path(file)).items() if file.endswith(".py") else ():
+        key, there = keys_by_name().get(name, ""), name in cfg
+        is_path = key == "dataloader.train.dataset" and not there  # or a name: no lazy call
+        if name in (*SECTIONS, *foreign_names.CALLS) or key in OWN_CODE or is_path or (there and has_own_code):
+            continue
+        if is_referenced(cfg, name):  # by a file that this one imports
+            continue
+        if key and not key.startswith("--"):
+            logger.warning("%s, line %d: nothing reads %s. A training reads %s.", file, line, name, key)
+        elif there and TARGET in cfg[name]:
+            sections = ", ".join(SECTIONS)
+            logger.warning("%s, line %d: nothing reads %s. A training reads %s.", file, line, name, sections)
+
+
+def warn_of_calls(cfg: DictConfig) -> None:
+    """Log lazy calls, named as in other libraries, in place of which a training uses the packaged default."""
+    for name, key in foreign_names.CALLS.items():
+        call, default = value_at(cfg, name), value_at(cfg, key)
+        is_default = (file := origin_file(default)) is not None and file.is_relative_to(OWN_FILES)
+        if not (isinstance(call, DictConfig) and "_target_" in call and is_default):
+            continue
+        others = {other: node for other, node in raw_children(cfg).items() if other != name}
+        text = str(to_plain(others)[0]).replace(str(to_plain(default)[0]), "")
+        if str(to_plain(call)[0]["_target_"]) not in text and not is_referenced(others, name):
+            logger.warning("%s: a training does not read this lazy call. Write %s = LazyCall(...)(...).", name, key)
+
+
+def warn_of_loader_keys(cfg: DictConfig) -> None:
+    """Log batch sizes and numbers of workers of the section dataloader that belong elsewhere, where others are."""
+    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
+
+    loaders = value_at(cfg, "dataloader")
+    own = {str(key) for key in loaders} - {"train", "test"} if isinstance(loaders, DictConfig) else set[str]()
+    for name in sorted(own & keys_by_name().keys()):
+        value, key = value_at(loaders, name), keys_by_name()[name]
+        is_other = key in _OF_LOADERS and type(value) is int and value_at(cfg, key) != value
+        if is_other and not is_referenced(cfg, name):
+            logger.warning("dataloader.%s: a training does not read it. Write %s=%r.", name, key, value)
+
+
+def unread_names(file: Path) -> dict[str, int]:
+    """The names that the top level of a config file sets to more than None or False and never reads, with their lines.
+
+    Nothing if it may read them by their text, as with ``globals()``.
+    """
+    module = ast.parse(file.read_bytes())
+    names = [node for node in ast.walk(module) if isinstance(node, ast.Name)]
+    read = {node.id for node in names if not isinstance(node.ctx, ast.Store)}
+    if not read.isdisjoint(("globals", "locals", "vars", "exec", "eval")):
+        return {}
+    texts = [n.value for n in ast.walk(module) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    read |= {name for text in texts if "${" in text for name in re.findall(r"\w+", text)}
+    if any(node.id == "__all__" for node in names):
+        read.update(texts)
+    given = (line for line in module.body if isinstance(line, ast.Assign) and ast.unparse(line.value) not in _OFF)
+    lines = [target for line in given for target in line.targets]
+    return {one.id: one.lineno for one in lines if isinstance(one, ast.Name) and one.id not in read}
