@@ -11,6 +11,7 @@ from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.state_files import decode_state, encode_state
 from trainwright.config.training.metric_config import MetricConfig
 from trainwright.evaluation import EvaluationError, TMMetrics, TorchMetricsHandler
+from trainwright.evaluation.handlers import FunctionHandler
 
 N, C = 60, 3
 GENERATOR = torch.Generator().manual_seed(0)
@@ -148,3 +149,14 @@ def test_a_state_of_other_metrics_is_refused_and_off_stays_off():
     again = TorchMetricsHandler(is_default=True)
     again.load_state_dict(off.state_dict())
     assert again.is_off
+
+
+def test_an_error_in_a_metric_function_says_what_it_was_called_with():
+    def of_arrays(predictions, labels):
+        return {"share": predictions.astype(float).mean()}
+
+    handler = FunctionHandler(of_arrays)
+    with pytest.raises(AttributeError) as raised:
+        handler.compute_metrics(torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64))
+    (note,) = raised.value.__notes__
+    assert "predictions: Tensor (4, 2) float32, labels: Tensor (4,) int64" in note

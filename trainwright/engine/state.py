@@ -36,6 +36,7 @@ from trainwright.engine.loop import TrainerBase
 from trainwright.engine.resumed_settings import KEPT, differences, log_changes, options_of
 from trainwright.engine.step_plan import NO_STEPS, StepPlan
 from trainwright.events.epoch_means import RunningMean
+from trainwright.events.storage import mean_so_far
 from trainwright.hooks.due import NEVER, Recurring
 from trainwright.optim.named import NamedOptimizers
 
@@ -302,7 +303,7 @@ class TrainerState(TrainingState):
 
     def mean_loss(self) -> float:
         """The mean of the updates' losses since the run started; NaN before the first."""
-        return self._trainer.storage.mean_so_far("total_loss", self._mean_loss)
+        return mean_so_far(self._trainer.storage, "total_loss", self._mean_loss)
 
     @property
     def epoch(self) -> int:

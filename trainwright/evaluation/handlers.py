@@ -386,8 +386,14 @@ class FunctionHandler(MetricsHandler):
         super().__init__([])
 
     def compute_metrics(self, predictions: Any, labels: Any, **batch: Any) -> dict[str, float]:
-        found = self._function(predictions, labels)
         name = getattr(self._function, "__name__", type(self._function).__name__)
+        try:
+            found = self._function(predictions, labels)
+        except Exception as error:
+            given = {"predictions": predictions, "labels": labels}
+            shown = ", ".join(f"{key}: {type(one).__name__} {shape_and_type(one)}" for key, one in given.items())
+            error.add_note(f"{name} was called with the whole data set, on the CPU: {shown}.")
+            raise
         if not isinstance(found, Mapping):
             raise EvaluationError(
                 f"metrics_handler: {name} returned {type(found).__name__}; it must return a dict of numbers by name,"

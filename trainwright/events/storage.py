@@ -378,11 +378,6 @@ class EventStorage:
         noisy = {name: history for name, history in self.histories().items() if self._hints[name] and len(history)}
         return noisy, {name: self.first_local_iteration(name) for name in noisy}
 
-    def mean_so_far(self, name: str, mean: RunningMean, *more: float) -> float:
-        """Add the new values of a metric to ``mean``; returns it with those of this process only, and with ``more``."""
-        history = self.histories().get(name)
-        return mean.so_far([*(mean.add(history, self.first_local_iteration(name)) if history else ()), *more])
-
     def means_since(self, iteration: int) -> dict[str, tuple[float, int]]:
         """``latest`` of the metrics with a value of ``iteration`` or later, noisy ones replaced by their mean since."""
         return {
@@ -563,6 +558,12 @@ def _smoothed(name: str, values: list[float]) -> float:
         return values[-1]
     finite = [value for value in values if math.isfinite(value)]
     return sum(finite) / len(finite) if name.rpartition("/")[2] in _ZERO_OR_ONE else median(finite)
+
+
+def mean_so_far(storage: EventStorage, name: str, mean: RunningMean, *more: float) -> float:
+    """Add the new values of a metric to ``mean``; returns it with those of this process only, and with ``more``."""
+    history = storage.histories().get(name)
+    return mean.so_far([*(mean.add(history, storage.first_local_iteration(name)) if history else ()), *more])
 
 
 def _finite_mean(points: list[tuple[float, int]]) -> float:

@@ -23,6 +23,7 @@ from trainwright.checkpoint.folder import check_name, keep_named, keep_newest, n
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.epoch_means import RunningMean
 from trainwright.events.phases import PhaseTimes
+from trainwright.events.storage import mean_so_far
 from trainwright.events.writers.progress import unit_of
 from trainwright.hooks.base import BestResult, HookBase, has_failed
 from trainwright.hooks.due import Condition, Moment, Period
@@ -225,7 +226,7 @@ class BestCheckpointer(HookBase):
         metric = next((name for name in self.names if name in hints), "")
         since = {}
         if hints.get(metric):
-            self.trainer.storage.mean_so_far(metric, self._since_check)
+            mean_so_far(self.trainer.storage, metric, self._since_check)
             since = {"since": self._since_check.state_dict()}
         return {"metric": self.metric, **best, "due": self._due, **top, **since}
 
@@ -285,7 +286,7 @@ class BestCheckpointer(HookBase):
             storage.reduce()
         value, put_at = storage.latest().get(metric, (math.nan, -1))
         if put_at >= last and storage.smoothing_hints()[metric] and math.isfinite(value):  # not that of a single batch
-            value = storage.mean_so_far(metric, self._since_check)
+            value = mean_so_far(storage, metric, self._since_check)
         # All processes decide by the same value, also one that each has put for itself: they save together.
         value, put_at = broadcast_object((value, put_at))
         if put_at < last:

@@ -259,3 +259,15 @@ def test_what_stays_of_the_packaged_optimizer_is_named_with_the_line_to_write():
 def test_the_length_of_a_schedule_that_lacks_it_is_answered_with_a_reference():
     text = argument_fault(torch.optim.lr_scheduler.CosineAnnealingLR, {"optimizer": None})
     assert "T_max='${train.train_iter}' is the length of the run" in str(text)
+
+
+@pytest.mark.parametrize("given", [{}, {"epochs": 3}, {"steps_per_epoch": 10, "epochs": None}])
+def test_a_cycle_without_its_length_is_refused_before_it_is_built(given):
+    text = argument_fault(torch.optim.lr_scheduler.OneCycleLR, {"optimizer": None, "max_lr": 0.1, **given})
+    assert text is not None
+    assert "total_steps='${train.train_iter}'" in text
+
+
+@pytest.mark.parametrize("given", [{"total_steps": 30}, {"epochs": 3, "steps_per_epoch": 10}])
+def test_a_cycle_with_a_length_is_not_refused(given):
+    assert argument_fault(torch.optim.lr_scheduler.OneCycleLR, {"optimizer": None, "max_lr": 0.1, **given}) is None

@@ -291,6 +291,13 @@ def test_another_name_lists_what_there_is_and_names_the_nearest(name):
             get_config(name)
 
 
+def test_a_packaged_model_or_data_set_of_libai_is_described_by_a_call():
+    with pytest.raises(MissingFileError, match=r"model = LazyCall\(Net\)"):
+        get_config("common/models/vit/vit_small_patch16_224.py")
+    with pytest.raises(MissingFileError, match=r"dataloader\.train = LazyCall"):
+        get_config("common/data/imagenet.py")
+
+
 def test_a_path_is_a_file_of_ones_own_read_afresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("train = dict(seed=7)\n")

@@ -139,6 +139,12 @@ PACKAGED = OWN_FILES / "defaults"
 MARKED = ("train.train_iter", "train.train_epoch", "train.evaluation.eval_metric", "train.evaluation.eval_mode")
 
 
+_OF_OTHERS = {  # packaged configurations of LiBai
+    "common/models/": " Describe a model of any library: model = LazyCall(Net)(...).",
+    "common/data/": " Describe a loader: dataloader.train = LazyCall(build_image_train_loader)(dataset=...).",
+}
+
+
 def get_config(name: str) -> DictConfig:
     """A new copy of a packaged configuration, such as ``get_config("common/train.py").train``, or of a ``.py`` file.
 
@@ -152,9 +158,10 @@ def get_config(name: str) -> DictConfig:
         own: DictConfig = LazyConfig.load(name)
         return own
     if name not in there:
+        hint = nearest_name(name, there)
+        hint = next((text for start, text in _OF_OTHERS.items() if name.startswith(start)), hint)
         raise MissingConfigError(
-            f"{name!r} is not available in trainwright's configs.{nearest_name(name, there)}"
-            f" Available: {', '.join(there)}."
+            f"{name!r} is not available in trainwright's configs.{hint} Available: {', '.join(there)}."
         )
     config: DictConfig = LazyConfig.load(PACKAGED / name)
     for path in MARKED if "train" in config else ():

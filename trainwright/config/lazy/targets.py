@@ -274,6 +274,10 @@ def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, par
             else f" It is in iterations: {length[1]}='${{train.train_iter}}' is the length of the run."
         )
         return " ".join(unknown) or f"{_signature_text(target, signature)} cannot be called: {error}.{more}"
+    lengths = ("total_steps", "epochs", "steps_per_epoch")  # of OneCycleLR, where they are optional
+    has_none = kwargs.get("total_steps") is None and None in (kwargs.get("epochs"), kwargs.get("steps_per_epoch"))
+    if not partial and set(lengths) <= signature.parameters.keys() and has_none:
+        return f"{short_name(target)} needs its length in iterations: total_steps='${{train.train_iter}}' is the run's."
     return None
 
 

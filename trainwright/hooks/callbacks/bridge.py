@@ -17,6 +17,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import numbered_name
 from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.events.epoch_means import RunningMean
+from trainwright.events.storage import mean_so_far
 from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.callbacks.base import CallbackList, TrainerControl
 from trainwright.hooks.callbacks.logs import Logs
@@ -180,7 +181,7 @@ class RunCallbacks(HookBase):
 
     def epoch_loss(self, *running: float) -> float:
         """The mean loss of the epoch so far, with that of a running step."""
-        return float(self.trainer.storage.mean_so_far(_LOSS, self._mean_loss, *running))
+        return mean_so_far(self.trainer.storage, _LOSS, self._mean_loss, *running)
 
     def epoch_loss_of_all(self) -> float:
         """The mean over all processes, equal on each of them."""
