@@ -419,6 +419,28 @@ def test_without_evaluations_only_metrics_of_the_training_choose(
     assert "did not compute" not in caplog.text
 
 
+class Drifts(nn.Module):
+    """Its loss, the parameter, falls by its gradient for an epoch of three updates, and rises in the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.tensor(10.0))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        self.calls += 1
+        return {"loss": self.place * (1 if self.calls <= 3 else -1) + (0 if self.calls <= 3 else 30)}
+
+
+def test_the_best_weights_by_the_training_loss_are_loaded_without_evaluations(tmp_path: Path) -> None:
+    settings = {"num_epochs": 2, "batch_size": 2, "metrics": None, "metric_for_best_model": "train.loss"}
+    optimizer = {"optimizer": "SGD", "lr": 1.0, "load_best_model_at_end": True, "lr_scheduler_type": "constant"}
+    model = Drifts()
+    Trainer(model, quiet(tmp_path, **settings, **optimizer), zeros()).train()
+    assert best_step(tmp_path) == 3
+    assert model.place.item() == 7.0  # 10.0 after the second epoch
+
+
 class ScoreOfRank(HookBase):
     """A value that each process puts for itself: it rises on the first, and falls on the second."""
 

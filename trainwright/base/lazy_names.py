@@ -46,8 +46,8 @@ def on_first_use(package: str, module_of: Mapping[str, str]) -> Callable[[str], 
 PUBLIC = ("hooks", "events", "evaluation", "checkpoint", "config", "data", "models", "optim", "parallel", "engine")
 
 
-def import_hint(name: str, package: str) -> str:
-    """The import of the public name that is meant, or of the nearest one, as the end of a message; "" without one."""
+def import_hint(name: str, package: str, lead: str = ": it is") -> str:
+    """The import of the public name that is meant, after ``lead``, or of the nearest; "" without one."""
     folders = vars(sys.modules[package]).get("__path__", ())  # not with getattr, which asks a module for it here
     if name.startswith("_") or PathFinder.find_spec(f"{package}.{name}", folders) is not None:  # a file of the package
         return ""
@@ -56,7 +56,7 @@ def import_hint(name: str, package: str) -> str:
     place_of = {public: place for place in packages for public in names_of(place)}
     place_of |= dict.fromkeys(vars(sys.modules[package]).get("__all__", ()), package)
     if name in place_of:
-        return f": it is `from {place_of[name]} import {name}`"
+        return f"{lead} `from {place_of[name]} import {name}`"
     longer = [public for public in place_of if len(name) > 3 and public.startswith(name)]
     near = difflib.get_close_matches(name, place_of, n=1, cutoff=0.8) or sorted(longer, key=len)
     return f". Did you mean `from {place_of[near[0]]} import {near[0]}`?" if near else ""

@@ -155,7 +155,7 @@ class DefaultTrainer(RunMethods):
         each = nodes.items() if isinstance(nodes, Mapping | DictConfig) else enumerate(nodes)
         named = {str(name): setup.call_with_known(node, given) for name, node in each}
         for name, loader in named.items():
-            setup.refuse_other_than_loader(loader, f"dataloader.test.{name}", "build_image_test_loader")
+            setup.refuse_other_than_loader(loader, f"dataloader.test.{name}")
         if not is_named:
             return list(named.values())
         for name, loader in named.items():

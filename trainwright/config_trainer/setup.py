@@ -116,7 +116,7 @@ def apply_dev_run(cfg: DictConfig) -> None:
 
 def check_loader(loader: Any, batch_size: int) -> None:
     """Raise for what is no training loader, and for batches of another size than the run counts."""
-    refuse_other_than_loader(loader, "dataloader.train", "build_image_train_loader")
+    refuse_other_than_loader(loader, "dataloader.train")
     own = loader.batch_size if type(loader) is DataLoader else None
     if own not in (None, batch_size):
         raise ConfigError(
@@ -125,11 +125,12 @@ def check_loader(loader: Any, batch_size: int) -> None:
         )
 
 
-def refuse_other_than_loader(loader: Any, path: str, builder: str) -> None:
-    """Raise for a data set, a section or a list in place of a loader, which ``builder`` builds."""
+def refuse_other_than_loader(loader: Any, path: str) -> None:
+    """Raise for a data set, a section or a list in place of the loader at ``path``."""
+    is_training = path == "dataloader.train"
     if (fault := call_fault(loader)) is not None:
         raise ConfigTypeError(f"{path}: {fault}")
-    if isinstance(loader, Dataset) and builder == "build_image_train_loader":  # a test loader may be one, of batches
+    if isinstance(loader, Dataset) and is_training:  # a test loader may be one, of batches
         what = f"{type(loader).__name__}, a data set; describe a loader of it:"
     elif isinstance(loader, ListConfig):
         what = f"a list of {len(loader)}; it must be one loader, without the brackets:"
@@ -139,6 +140,7 @@ def refuse_other_than_loader(loader: Any, path: str, builder: str) -> None:
         return
     else:
         what = f"{type(loader).__name__}, which yields no batches; describe a loader:"
+    builder = "build_image_train_loader" if is_training else "build_image_test_loader"
     raise ConfigTypeError(f"{path}: got {what} LazyCall({builder})(dataset=...).")
 
 

@@ -29,7 +29,8 @@ class BestWeights:
     def check(self) -> None:
         """Raise if the settings request them, and there will be no best checkpoint."""
         spec = self._run.spec
-        if not spec.load_best_model_at_end or (self._run.evaluates and spec.save_enabled):
+        is_of_training = spec.is_set("metric_for_best_model") and self._run.best_metric.is_of_training
+        if not spec.load_best_model_at_end or ((self._run.evaluates or is_of_training) and spec.save_enabled):
             return
         and_saved = ", and save_enabled=True" if spec.api == "Python" else ""
         raise ConfigError(
@@ -46,7 +47,7 @@ class BestWeights:
         best = Path(run.checkpointer.save_dir, BEST)
         if not best.exists():
             name = run.spec.metric_for_best_model
-            logger.warning("There is no best checkpoint to load: no evaluation computed a finite %r.", name)
+            logger.warning("There is no best checkpoint to load: nothing computed a finite %r.", name)
             return
         loaded = run.checkpointer.loaded_from
         self._last_trained = Path(run.checkpointer.get_checkpoint_file()) if loaded is None else loaded[0]

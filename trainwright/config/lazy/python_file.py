@@ -103,7 +103,7 @@ def _not_there(path: Path, error: Exception, namespace: Mapping[str, Any]) -> st
     if near := nearest_name(error.name, [one for one in namespace if one[0] != "_"]):
         return f".{near}"
     own = f". Import it, for example with `from your_module import {error.name}`, or define it above this line"
-    return import_hint(error.name, "trainwright").replace(": it is", ". Write") or own
+    return import_hint(error.name, "trainwright", ". Write") or own
 
 
 # Libraries with config files of this form.
@@ -116,7 +116,7 @@ def _missing_module(path: Path, error: ImportError) -> str:
     if not isinstance(error, ModuleNotFoundError) or step is None or str(error.name).partition(".")[0] not in _OTHERS:
         return ""
     imported = re.search(r"\bimport\s+\(?\s*(\w+)", step.line or "")
-    return "" if imported is None else import_hint(imported[1], "trainwright").replace(": it is", ". Here it is")
+    return "" if imported is None else import_hint(imported[1], "trainwright", ". Here it is")
 
 
 def _import_error(path: Path, error: ImportError) -> ImportError:
