@@ -320,11 +320,15 @@ class _OfTwo:
     def __init__(self, in_features, out_features=2): ...
 
 
+def _by_position(first, /, second): ...
+
+
 @pytest.mark.parametrize(
     ("target", "arguments", "text"),
     [
         (_OfTwo, (4, 2), r"Write LazyCall\(_OfTwo\)\(in_features=4, out_features=2\)\.$"),
         (_OfTwo, ([4],), r"Write LazyCall\(_OfTwo\)\(in_features=\.\.\.\)\.$"),
+        (_by_position, (1, 2), r"takes its parts by position alone: describe a function of yours that calls it"),
         (torch.nn.Sequential, ([],), r"takes its parts by position alone: describe a function of yours that calls it"),
         (_OfTwo, (1, 2, 3), r"one mapping of them\.$"),
     ],
@@ -339,6 +343,10 @@ def test_positional_arguments_are_answered_with_their_names(target, arguments, t
     [
         ("model = dict(a=1),", r"model: got a tuple of one: remove the comma at the end of the line"),
         ("class train:\n    seed = 1", r"train: got <class .*it must be a section, for example train = dict\("),
+        (
+            "from trainwright import TrainingConfig\ntrain = TrainingConfig(output_dir='o')",
+            r"train: got a TrainingConfig, which is of the Python API; it must be a section, for example train = ",
+        ),
         ("model = lambda: None", r"got a lambda\. Describe the call that it makes, for example LazyCall\(Net\)"),
     ],
 )

@@ -126,7 +126,9 @@ def section_fault(name: str, value: Any) -> str | None:
         switch = (
             " On the command line: graph.enabled=true." if name == "graph" and isinstance(value, bool | str) else ""
         )
-        return f"got {value!r} ({type(value).__name__}); it must be a section, {example}.{switch}"
+        if type(value).__name__ == "TrainingConfig":
+            return f"got a TrainingConfig, which is of the Python API; it must be a section, {example}."
+        return f"got {value!r:.80} ({type(value).__name__}); it must be a section, {example}.{switch}"
     return None
 
 

@@ -244,7 +244,7 @@ def named_arguments(target: Any, args: Sequence[Any]) -> str:
     """The call of ``target`` with ``args`` by their names, as a sentence; "" if they have none."""
     signature = signature_of(target) if callable(target) else None
     parameters = [] if signature is None else list(signature.parameters.values())
-    if any(one.kind is one.VAR_POSITIONAL for one in parameters[: len(args)]):
+    if any(one.kind in (one.VAR_POSITIONAL, one.POSITIONAL_ONLY) for one in parameters[: len(args)]):
         return f" {short_name(target)} takes its parts by position alone: describe a function of yours that calls it."
     names = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD][: len(args)]
     if len(names) < len(args):
