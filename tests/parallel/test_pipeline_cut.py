@@ -130,6 +130,19 @@ def test_a_module_of_another_stage_raises_and_names_itself() -> None:
     assert "pipeline stage 0" in raised.value.__notes__[0]
 
 
+class Masked(Swapped):
+    def forward(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
+        return features
+
+
+def test_an_argument_that_a_part_of_the_model_does_not_take_is_answered_with_those_of_forward() -> None:
+    (_, stage), _ = stages_of(Masked, 2)
+    stage.begin([{"features": torch.ones(1, 2), "mask": torch.ones(1)}])
+    with pytest.raises(TypeError, match="mask") as raised:
+        stage(torch.zeros(1))
+    assert "forward takes (features, mask): before_layers takes the same" in raised.value.__notes__[1]
+
+
 def test_a_parameter_of_another_stage_is_absent_and_the_error_says_where_it_is() -> None:
     (_, first), (model, last) = stages_of(Swapped, 2)
     first.begin([torch.ones(1, 2)])

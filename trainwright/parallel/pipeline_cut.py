@@ -117,6 +117,11 @@ class Stage(nn.Module):
             error.add_note(f"In {self}, micro-batch {self._position} of {len(self._batches)}.")
             if isinstance(error, AttributeError) and not self.is_first:
                 error.add_note("Parameters of the model itself are on the first stage: for before_layers only.")
+            if isinstance(error, TypeError) and "_layers() " in str(error):
+                takes = ", ".join(name for name in parameter_names(type(self.model).forward) or () if name != "self")
+                error.add_note(
+                    f"forward takes ({takes}): before_layers takes the same, after_layers the hidden tensor before it."
+                )
             self.error = error
             raise
 
