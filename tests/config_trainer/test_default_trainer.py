@@ -153,6 +153,13 @@ def test_torchs_own_schedules_and_a_scheduler_in_epochs_of_milestones(tmp_path: 
     assert [row["lr"] for row in rows(tmp_path / "other")[:6]] == pytest.approx([1e-4] * 3 + [1e-5] * 3)
 
 
+def test_an_argument_that_a_schedule_lacks_is_named_without_those_that_the_run_sets(tmp_path: Path) -> None:
+    cfg = config(tmp_path, scheduler=LazyCall("trainwright.optim.WarmupStepLR")(gamma=0.1))
+    with pytest.raises(ConfigTypeError) as caught:
+        DefaultTrainer(cfg)
+    assert str(caught.value).endswith("optim.WarmupStepLR needs step_size: write step_size=... in its call.")
+
+
 SAMPLERS = {
     "a lazy call": LazyCall(CyclicSampler)(shuffle=False),
     "a partial": LazyCall(CyclicSampler)(shuffle=False, _partial_=True),

@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.toys import Classifier, file_config, points
+from trainwright import DefaultTrainer, LazyCall
+
 REPOSITORY = Path(__file__).parents[2]
 PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").rglob("*.md"))]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -113,6 +116,31 @@ def test_the_commands_of_a_page_run(
         return
     shortened = [argument.strip("'\"") for argument in arguments] + ["train.train_epoch=0", "train.train_iter=5"]
     train(*shortened, cwd=tmp_path / "mnist")
+
+
+ARGUMENTS = {
+    "alpha": 0.01,
+    "eta_min": 1e-5,
+    "step_size": 2,
+    "gamma": 0.5,
+    "milestones": [0.5],
+    "end_learning_rate": 1e-5,
+    "power": 2.0,
+}
+
+
+def test_the_schedules_of_the_table_are_built_as_it_writes_them(tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs" / "training.md").read_text(encoding="utf-8")
+    table = re.findall(r"^\| `(Warmup\w+)\((.*)\)` \|", text, re.MULTILINE)
+    assert len(table) == 6
+    for name, arguments in table:
+        given = {argument: ARGUMENTS[argument] for argument in arguments.split(", ")}
+        schedule = LazyCall(f"trainwright.optim.{name}")(**given)
+        cfg = file_config(tmp_path / name, Classifier, points, train_iter=4, warmup_ratio=0.5, scheduler=schedule)
+        cfg.train.train_micro_batch_size = 8
+        trainer = DefaultTrainer(cfg)
+        assert type(trainer.lr_scheduler).__name__ == name
+        assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.001 * trainer.cfg.optim.lr)
 
 
 def test_links_lead_somewhere() -> None:

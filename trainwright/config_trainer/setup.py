@@ -652,6 +652,9 @@ def _scale_scheduler(train: DictConfig, path: str, scheduler: DictConfig) -> Non
     for name, value in (("max_iter", train.train_iter), ("warmup_iter", train.warmup_iter)):
         if name in taken:
             _compute(scheduler, path, name, value)
+    factor = taken.get("warmup_factor")
+    if factor is not None and factor.default is factor.empty and factor.name not in scheduler:
+        scheduler.warmup_factor = get_config("common/train.py").train.scheduler.warmup_factor
     if (milestones := try_get_key(scheduler, "milestones")) is not None:
         scheduler.milestones = milestone_iterations(milestones, train.train_iter)
 

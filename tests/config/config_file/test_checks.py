@@ -258,7 +258,7 @@ def test_what_stays_of_the_packaged_optimizer_is_named_with_the_line_to_write():
 
 def test_the_length_of_a_schedule_that_lacks_it_is_answered_with_a_reference():
     text = argument_fault(torch.optim.lr_scheduler.CosineAnnealingLR, {"optimizer": None})
-    assert "T_max='${train.train_iter}' is the length of the run" in str(text)
+    assert "T_max='${train.train_iter}' in its call, the length of the run" in str(text)
 
 
 @pytest.mark.parametrize("given", [{}, {"epochs": 3}, {"steps_per_epoch": 10, "epochs": None}])

@@ -5,7 +5,6 @@ import enum
 import functools
 import importlib
 import inspect
-import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
@@ -256,6 +255,7 @@ def named_arguments(target: Any, args: Sequence[Any]) -> str:
 
 
 _MAX_SHOWN = 200  # characters of a signature in a message
+_LENGTH = "'${train.train_iter}'"
 
 
 def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, partial: bool = False) -> str | None:
@@ -266,18 +266,20 @@ def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, par
     try:
         signature.bind_partial(**kwargs) if partial else signature.bind(**kwargs)
     except TypeError as error:
-        unknown = list(unknown_arguments(target, kwargs).values())
-        length = re.search(r"missing a required argument: '(T_max|total_iters|total_steps)'", str(error))
-        more = (
-            ""
-            if length is None
-            else f" It is in iterations: {length[1]}='${{train.train_iter}}' is the length of the run."
-        )
-        return " ".join(unknown) or f"{_signature_text(target, signature)} cannot be called: {error}.{more}"
+        if unknown := unknown_arguments(target, kwargs):
+            return " ".join(unknown.values())
+        needed = [one for one in signature.parameters.values() if one.default is one.empty and one.name not in kwargs]
+        names = [one.name for one in needed if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
+        if not names:
+            return f"{_signature_text(target, signature)} cannot be called: {error}."
+        values = {"T_max": _LENGTH, "total_iters": _LENGTH, "total_steps": _LENGTH}
+        written = ", ".join(f"{name}={values.get(name, '...')}" for name in names)
+        what = ", the length of the run in iterations" if _LENGTH in written else ""
+        return f"{short_name(target)} needs {' and '.join(names)}: write {written} in its call{what}."
     lengths = ("total_steps", "epochs", "steps_per_epoch")  # of OneCycleLR, where they are optional
     has_none = kwargs.get("total_steps") is None and None in (kwargs.get("epochs"), kwargs.get("steps_per_epoch"))
     if not partial and set(lengths) <= signature.parameters.keys() and has_none:
-        return f"{short_name(target)} needs its length in iterations: total_steps='${{train.train_iter}}' is the run's."
+        return f"{short_name(target)} needs its length in iterations: total_steps={_LENGTH} is the run's."
     return None
 
 
