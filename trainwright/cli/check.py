@@ -75,6 +75,7 @@ def with_config(args: argparse.Namespace, use: "Callable[[DictConfig], int]") ->
     from trainwright.cli.run_checkpoint import warn_of_other_trainer
     from trainwright.cli.train import caused_by_the_user, load, print_error
     from trainwright.config.lazy.lazy_config import try_get_key
+    from trainwright.config.unread import warn_of_names
 
     try:
         args.config_file, args.opts = split_config(args.opts)
@@ -82,6 +83,7 @@ def with_config(args: argparse.Namespace, use: "Callable[[DictConfig], int]") ->
         print_line(f"{args.prog}: builds a DefaultTrainer of {args.config_file}", file=sys.stderr)
         if output_dir := try_get_key(cfg, "train.output_dir"):
             warn_of_other_trainer(Path(output_dir))
+        warn_of_names(cfg, args.config_file)
         return use(cfg)
     except caused_by_the_user() as error:
         return print_error(error, args)

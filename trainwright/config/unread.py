@@ -3,15 +3,20 @@
 import ast
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, ListConfig
 
+from trainwright.base.errors import UserError, nearest_of
 from trainwright.config import foreign_names
+from trainwright.config.lazy.instantiation import find_target
 from trainwright.config.lazy.provenance import OWN_FILES, SECTIONS, TARGET, origin_file, raw_children, value_at
 from trainwright.config.lazy.serialization import is_referenced, to_plain
+from trainwright.config.lazy.targets import signature_of
+from trainwright.config.yaml_file import Loader, is_saved
 
 logger = logging.getLogger("trainwright.config")
 
@@ -44,11 +49,12 @@ def _global(found: Mapping[str, Any] | DictConfig, name: str) -> Any:
 
 
 def warn_of_names(cfg: DictConfig, file: str) -> None:
-    """Log names at the top of a Python file that nothing reads: those of settings elsewhere, and lazy calls."""
-    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
+    """Log names at the top of a file that nothing reads: of YAML all, else those of settings, and lazy calls."""
+    from trainwright.config.key_hints import key_hint, keys_by_name  # here: loads pydantic
 
     has_own_code = any(value_at(cfg, key) for key in OWN_CODE)  # which may read any section
-    for name, line in unread_names(Path(file)).items() if file.endswith(".py") else ():
+    is_yaml, of_model = not file.endswith(".py"), parameters_of(value_at(cfg, "model"))
+    for name, line in (keys_of_yaml(Path(file)) if is_yaml else unread_names(Path(file))).items():
         key, there = keys_by_name().get(name, ""), name in cfg
         is_path = key == "dataloader.train.dataset" and not there  # or a name: no lazy call
         if name in (*SECTIONS, *foreign_names.CALLS) or key in OWN_CODE or is_path or (there and has_own_code):
@@ -56,10 +62,16 @@ def warn_of_names(cfg: DictConfig, file: str) -> None:
         if is_referenced(cfg, name):  # by a file that this one imports
             continue
         if key and not key.startswith("--"):
-            logger.warning("%s, line %d: nothing reads %s. A training reads %s.", file, line, name, key)
-        elif there and TARGET in cfg[name]:
-            sections = ", ".join(SECTIONS)
-            logger.warning("%s, line %d: nothing reads %s. A training reads %s.", file, line, name, sections)
+            hint = f"A training reads {key}."
+        elif name in of_model:
+            hint = f"Did you mean 'model.{name}'?"
+        elif is_yaml and (known := key_hint(name) or _nearest_key(name, of_model)):
+            hint = known
+        elif is_yaml or (there and TARGET in cfg[name]):
+            hint = f"A training reads {', '.join(SECTIONS)}."
+        else:
+            continue
+        logger.warning("%s, line %d: nothing reads %s. %s", file, line, name, hint)
 
 
 def warn_of_calls(cfg: DictConfig) -> None:
@@ -86,6 +98,42 @@ def warn_of_loader_keys(cfg: DictConfig) -> None:
         is_other = key in _OF_LOADERS and type(value) is int and value_at(cfg, key) != value
         if is_other and not is_referenced(cfg, name):
             logger.warning("dataloader.%s: a training does not read it. Write %s=%r.", name, key, value)
+
+
+def _nearest_key(name: str, of_model: Iterable[str]) -> str:
+    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
+
+    places = {one: f"model.{one}" for one in of_model} | keys_by_name() | {one: one for one in SECTIONS}
+    near = nearest_of(name, places)
+    return "" if near is None else f"Did you mean {places[near]!r}?"
+
+
+def parameters_of(call: Any) -> Collection[str]:
+    """The names of the arguments that the target of a lazy call takes."""
+    if not (isinstance(call, DictConfig) and TARGET in call):
+        return ()
+    try:
+        signature = signature_of(find_target(call))
+    except UserError:  # reported by the check of this key
+        return ()
+    return () if signature is None else signature.parameters.keys()
+
+
+def keys_of_yaml(file: Path) -> dict[str, int]:
+    """The keys at the top of a YAML file, with their lines; without those that only carry an anchor for others.
+
+    Nothing of a file that a run has saved: it has all that its configuration had.
+    """
+    text = file.read_text(encoding="utf-8")
+    node = None if is_saved(text) else yaml.compose(text, Loader=Loader)
+    keys = [key for key, value in node.value] if isinstance(node, yaml.MappingNode) else []
+    found = {key.value: key.start_mark for key in keys}
+    lines = text.splitlines()
+    return {
+        name: at.line + 1
+        for name, at in found.items()
+        if not re.match(r"\s*:\s*&", lines[at.line][at.column + len(name) :])
+    }
 
 
 def unread_names(file: Path) -> dict[str, int]:

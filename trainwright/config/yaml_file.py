@@ -161,6 +161,11 @@ def with_format(text: str) -> str:
     return f"{text}{_FORMAT_LINE} {FORMAT}\n"
 
 
+def is_saved(text: str) -> bool:
+    """Whether the text is that of a saved file."""
+    return text.rstrip().rpartition("\n")[2].startswith(_FORMAT_LINE)
+
+
 def _check_format(text: str, filename: str | os.PathLike[str]) -> None:
     found = text.rstrip().rpartition("\n")[2].removeprefix(_FORMAT_LINE).strip()
     if found.isdecimal() and int(found) > FORMAT and _FORMAT_LINE in text:
