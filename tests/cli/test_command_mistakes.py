@@ -148,3 +148,30 @@ def test_an_error_of_the_library_in_a_callback_names_its_line_and_fails_the_trai
     said = capsys.readouterr().err
     assert "logs has no 'valeu'" in said
     assert "The error came from fails.py:9 in on_train_batch_end; --traceback shows all calls." in said
+
+
+FLOAT = FAILS.replace("(Callback)", "(DatasetEvaluator)").replace(
+    "hooks import Callback", "evaluation import DatasetEvaluator"
+)
+FLOAT = (
+    FLOAT[: FLOAT.index("    def on_train")]
+    + """
+    def reset(self): ...
+    def process(self, inputs, outputs): ...
+    def evaluate(self):
+        return 0.5
+
+cfg = file_config("float", Classifier, points, points, train_iter=3, train_micro_batch_size=8)
+cfg.train.evaluation.evaluator = LazyCall(Reads)()
+model, dataloader, train = cfg.model, cfg.dataloader, cfg.train
+"""
+)
+
+
+def test_an_error_of_the_final_evaluation_fails_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("float.py").write_text(FLOAT)
+    assert main(["train", "float.py"]) == 1
+    assert "Reads returned float as its metrics; it must return a dict" in capsys.readouterr().err

@@ -212,6 +212,7 @@ def test_an_earlier_run_is_shown_on_request(tmp_path: Path, capsys: pytest.Captu
         (["--sort", "bst"], "Did you mean 'best'?"),
         (["--state", "finished,fail"], "'fail'. Did you mean 'failed'?"),
         (["--where", "best"], "KEY=VALUE"),
+        (["--where", "optim.lr"], "quote them: --where 'optim.lr>0.005'"),  # > 0.005 was read by the shell
         (["--where", "learning_rat>1"], "Did you mean 'learning_rate'?"),
         (["--show", "optimzer"], "Did you mean 'optimizer'?"),
     ],

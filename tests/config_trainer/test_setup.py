@@ -15,6 +15,8 @@ from omegaconf import DictConfig
 from tests.fork_server import python
 from tests.toys import Classifier, Samples, Squares, file_config, points
 from trainwright import DefaultTrainer, LazyCall, get_config
+from trainwright.checkpoint.errors import CheckpointError
+from trainwright.cli.train import build_evaluation
 from trainwright.config import ConfigError, LazyConfig
 from trainwright.config_trainer import setup
 from trainwright.config_trainer.setup import bind_arguments
@@ -423,3 +425,36 @@ def test_code_of_the_users_own_may_read_the_section_dataloader(
     cfg.train.hooks = [LazyCall(HookBase)()]
     DefaultTrainer(cfg)
     assert "dataloader." not in caplog.text
+
+
+def test_weights_of_another_width_are_answered_with_the_setting_of_their_run(tmp_path: Path) -> None:
+    def width(size: int, **train: Any) -> DictConfig:
+        model = LazyCall(Classifier)(sizes=(4, size, 2))
+        return file_config(tmp_path, model, points, points, train_iter=1, train_micro_batch_size=4, **train)
+
+    DefaultTrainer(width(3)).train()
+    text = r"run of this checkpoint has model\.sizes=\[4, 3, 2\]; this configuration has model\.sizes=\[4, 5, 2\]"
+    with pytest.raises(CheckpointError, match=text):
+        DefaultTrainer(width(5, resume=True))
+    with pytest.raises(CheckpointError, match=text):
+        build_evaluation(width(5, resume=True), DefaultTrainer)
+
+
+def of_split(train: bool = True) -> Samples:
+    return rows()
+
+
+@pytest.mark.parametrize(
+    ("test", "more", "is_same"),
+    [
+        (LazyCall(of_split)(train=True), {}, True),
+        (LazyCall(of_split)(train=False), {}, False),
+        (LazyCall(of_split)(), {}, False),
+        (LazyCall(of_split)(train=True), {"overfit_batches": 1}, False),
+    ],
+)
+def test_a_test_loader_of_the_training_data_is_a_warning(test, more, is_same, tmp_path, caplog) -> None:
+    train = LazyCall(of_split)(train=True)
+    DefaultTrainer(file_config(tmp_path, Squares, train, test, train_iter=1, train_micro_batch_size=4, **more))
+    text = "dataloader.test.0.dataset: the same call, with the same arguments, as dataloader.train.dataset"
+    assert (text in caplog.text) is is_same

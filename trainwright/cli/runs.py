@@ -123,7 +123,10 @@ def _check_setting(key: str, runs: Sequence[Run], option: str) -> None:
 def _condition(text: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
     match = re.fullmatch(r"\s*([\w.@/-]+?)\s*(<=|>=|!=|==|=|<|>)\s*(.*?)\s*", text)
     if match is None:
-        raise ConfigError(f"--where: got {text!r}; it must be KEY=VALUE, or KEY<VALUE with one of != < > <= >=.")
+        raise ConfigError(
+            f"--where: got {text!r}; it must be KEY=VALUE, or KEY<VALUE with one of != < > <= >=. A shell reads < and >"
+            " itself, so quote them: --where 'optim.lr>0.005'."
+        )
     key, compare, wanted = match[1], _COMPARED[match[2].replace("==", "=")], _number(match[3])
     if key not in _VALUES:
         _check_setting(key, runs, "--where")

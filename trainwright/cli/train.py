@@ -273,7 +273,7 @@ def build_evaluation(
 ) -> "tuple[nn.Module, list[Any]]":
     """The model with its weights, by default those of the latest checkpoint, and the test loaders."""
     from trainwright.checkpoint.checkpointer import Checkpointer
-    from trainwright.config_trainer.setup import started
+    from trainwright.config_trainer.setup import model_of_run_in_errors, started
     from trainwright.parallel.precision import apply_autocast
 
     cfg, device, _ = started(cfg)
@@ -285,7 +285,8 @@ def build_evaluation(
     weights = weights or checkpointer.get_checkpoint_file()
     if not weights:
         raise MissingFileError(f"{cfg.train.output_dir}: no checkpoint to evaluate.")
-    checkpointer.load(weights, checkpointables=[], strict=True)
+    with model_of_run_in_errors(cfg, weights):
+        checkpointer.load(weights, checkpointables=[], strict=True)
     if cfg.train.amp.enabled and cfg.train.amp.get("evaluation", False):
         apply_autocast(model, device)  # as in the evaluations of the training, for equal results
     return model, loaders

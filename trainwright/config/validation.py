@@ -149,7 +149,8 @@ def _as_list(hint: Any, value: Any, where: str) -> str:
     """Where a list of texts is accepted, and one text was given."""
     if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
         return ""
-    listed = [value]
+    words = [one for one in re.split(r"[,\s]+", value) if one]
+    listed = words if all(re.fullmatch(r"[\w.]+", one) for one in words) else [value]
     return "" if converted(hint, listed) is listed else f"Write {_line(where, listed)}."
 
 

@@ -118,6 +118,7 @@ class ConfigRun(Run):
             if not (self.listed_hooks or self.listed_callbacks):
                 warn_of_loader_keys(given)
             setup.warn_of_order(value_at(given, "dataloader.train"))
+            setup.warn_of_same_data(cfg)
         resume = bool(try_get_key(cfg, "train.resume", default=False))
         self.folder = RunFolder(cfg.train.output_dir, resume=resume, records=records)
         self.state = TrainingState(self.trainer)

@@ -2,13 +2,14 @@
 
 import argparse
 import copy
+import json
 import logging
 import math
 import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from trainwright.base.dist import (
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.base.files import relative_path
 from trainwright.base.signatures import read_signature
+from trainwright.checkpoint.errors import CheckpointError
 from trainwright.checkpoint.folder import POINTER_NAME
 from trainwright.config.config_file.checks import validate
 from trainwright.config.config_file.sections import (
@@ -49,8 +51,10 @@ from trainwright.config.lazy.provenance import (
     is_set,
     is_trusted,
     mark_default,
+    raw_children,
     value_at,
 )
+from trainwright.config.lazy.serialization import to_plain
 from trainwright.config.secrets import redact_command, remember_secrets, without_secrets
 from trainwright.config.windows import WindowEpochs, Windows
 from trainwright.config.yaml_file import read_mapping
@@ -61,6 +65,7 @@ from trainwright.engine.folder.files import RunFiles
 from trainwright.engine.folder.mirrored import fetch_run, mirror_of
 from trainwright.engine.folder.run_folder import RunFolder, make_folder
 from trainwright.engine.logs import kept_records, log_to_console
+from trainwright.engine.resumed_settings import differences, flat
 from trainwright.engine.run import Run
 from trainwright.evaluation.objective import MODES, objective_of_name
 from trainwright.events.epoch_means import EpochLength
@@ -160,6 +165,27 @@ def warn_of_order(node: Any) -> None:
         )  # fmt: skip
 
 
+def warn_of_same_data(cfg: DictConfig) -> None:
+    """Log test loaders whose data set is the call of the training loader: with its arguments, as after a copy."""
+    if not value_at(cfg, "train.evaluation.enabled") or value_at(cfg, "train.overfit_batches") is not None:
+        return
+    train = _called(value_at(cfg, "dataloader.train.dataset"))
+    tests = value_at(cfg, "dataloader.test")
+    for name, node in raw_children(tests).items() if isinstance(tests, DictConfig | ListConfig) else ():
+        if train is not None and _called(value_at(node, "dataset")) == train:
+            logger.warning(
+                "dataloader.test.%s.dataset: the same call, with the same arguments, as dataloader.train.dataset:"
+                " the evaluation measures the data of the training.", name,
+            )  # fmt: skip
+
+
+def _called(dataset: Any) -> Any:
+    """The call of a data set, or the only one in a list, if it has arguments."""
+    plain = to_plain(dataset)[0]
+    one = plain[0] if isinstance(plain, list) and len(plain) == 1 else plain
+    return one if isinstance(one, dict) and TARGET in one and len(one) > 1 else None
+
+
 def limit_data(train: DictConfig, data_loader: Any) -> None:
     """Apply ``limit_train_batches`` and ``overfit_batches`` to the training loader."""
     name = "limit_train_batches" if train.overfit_batches is None else "overfit_batches"
@@ -224,6 +250,24 @@ def _default_setup(cfg: DictConfig, args: argparse.Namespace | None, records: li
         if not folder.holds_a_run():
             make_folder(folder.path, folder.setting)
             folder.write_config(cfg)
+
+
+@contextmanager
+def model_of_run_in_errors(cfg: DictConfig, checkpoint: str) -> Iterator[None]:
+    """An error of loading weights names the arguments of the model that were others in the run of the checkpoint."""
+    try:
+        yield
+    except CheckpointError as error:
+        record = Path(checkpoint) / "trainer.json"
+        before = json.loads(record.read_text(encoding="utf-8")).get("settings", {}) if record.is_file() else {}
+        now = flat(without_secrets({"model": to_plain(value_at(cfg, "model"))[0]})[0])
+        names = [name for name in differences(before, now) if name.startswith("model.")]
+        if not names or type(error) is not CheckpointError:
+            raise
+        one, other = (", ".join(f"{n}={of[n]}" for n in names if n in of) or "no such setting" for of in (before, now))
+        raise CheckpointError(
+            f"{error}\n  The run of this checkpoint has {one}; this configuration has {other}."
+        ) from error
 
 
 def call_with_known(node: Any, given: Mapping[str, Any]) -> Any:

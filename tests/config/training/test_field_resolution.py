@@ -101,6 +101,7 @@ def test_every_fault_is_in_one_message() -> None:
         ({"logs_dir": "C:\\logs"}, "TrainingConfig.logs_dir.*inside output_dir"),
         ({"logs_dir": "a/../../b"}, "TrainingConfig.logs_dir.*inside output_dir"),
         ({"task": "image2txt"}, r"TrainingConfig.task: got 'image2txt'. Did you mean 'image2text'\?"),
+        ({"metrics": "accuracy, f1"}, r"Write metrics=\['accuracy', 'f1'\]"),
         ({"metrics": "Accuracy"}, "TrainingConfig.metrics: got 'Accuracy' .str.; it must be a list"),
         ({"metrics": [{"name": "cer", "n_decimals": -1}]}, "TrainingConfig.metrics: MetricConfig.n_decimals: got -1"),
         ({"save_steps": 2.5}, "TrainingConfig.save_steps: got 2.5 .float.; it must be a whole number >= 0, a fraction"),

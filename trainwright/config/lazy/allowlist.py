@@ -388,13 +388,16 @@ def _refusal(path: str, config_file: Path | None = None) -> ConfigError:
         why = (
             f"the folder that you work in has no module {first!r} outside of the data.{nearest_name(first, names)}"
             if roots
-            else f"{file} is data, and so is the folder that you work in."
+            else f"{file} is data, and so is the folder that you work in, which holds it."
         )
-        named = _suggested.get(config_file.resolve())
-        start = "the project's folder" if named is None else f"the project's folder (the file says: {named})"
+        do, folder, more = "Start in the project's folder", shown(str(config_file.parent)), ""
+        if (named := _suggested.get(config_file.resolve())) is not None:
+            do, more = f"{do} (the file says: {named})", f" and in {named}"
+        elif not roots:
+            do = "Move it into a folder of its own, such as configs"
+        folder = "this folder" if folder == "." else folder
         return ConfigError(
-            f"target {path!r} is refused: {why} Start in {start}, or add --trust-folder if you trust the code in"
-            f" {shown(str(config_file.parent))}{'' if named is None else f' and in {named}'}."
+            f"target {path!r} is refused: {why} {do}, or add --trust-folder if you trust the code in {folder}{more}."
         )
     return ConfigError(
         f"target {path!r} is refused: a string from YAML, a checkpoint or the command line may only name the parts of "
