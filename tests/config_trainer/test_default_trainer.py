@@ -160,6 +160,30 @@ def test_an_argument_that_a_schedule_lacks_is_named_without_those_that_the_run_s
     assert str(caught.value).endswith("optim.WarmupStepLR needs step_size: write step_size=... in its call.")
 
 
+@pytest.mark.parametrize(
+    ("milestones", "changes", "text", "level"),
+    [
+        ([2, 3], {}, "For epochs 2 and 3 of 4 write milestones=[0.5, 0.75].", "WARNING"),
+        ([0.05, 0.1], {}, None, ""),  # iterations 2 and 4
+        ([2, 3], {"train_iter": 40, "train_epoch": 0}, None, ""),
+        ([2, 3], {"early_stopping": {"patience": 2}}, None, ""),  # train_epoch may be a limit
+        ([60, 80], {}, "milestones=[60, 80], which this run does not reach: it steps it 40 times", "INFO"),
+    ],
+)
+def test_milestones_that_are_no_iterations_of_the_run_are_named(
+    milestones: Any, changes: dict[str, Any], text: str | None, level: str, tmp_path: Path, caplog: Any
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    schedule = LazyCall("trainwright.optim.WarmupMultiStepLR")(milestones=milestones)
+    cfg = config(tmp_path, **{"train_micro_batch_size": 8, "train_epoch": 4, "train_iter": 0, **changes})
+    cfg.dataloader.train.dataset = LazyCall(data)(length=80)
+    cfg.train.scheduler = schedule
+    trainer = DefaultTrainer(cfg)
+    trainer.run.check_schedules()
+    found = [record for record in caplog.records if record.name == "trainwright.optim"]
+    assert [(record.levelname, text in record.getMessage()) for record in found] == ([(level, True)] if text else [])
+
+
 SAMPLERS = {
     "a lazy call": LazyCall(CyclicSampler)(shuffle=False),
     "a partial": LazyCall(CyclicSampler)(shuffle=False, _partial_=True),

@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import MultiStepLR
 
 from trainwright.base.errors import ConfigError
 from trainwright.optim import (
@@ -20,6 +21,7 @@ from trainwright.optim import (
     configure_linear_scheduler_with_warmup,
     configure_polynomial_decay_scheduler_with_warmup,
 )
+from trainwright.optim.schedules import check_cycle
 
 N = 20
 RATES = (0.1, 0.004)  # two groups
@@ -215,3 +217,35 @@ def test_faults_are_named():
         configure_constant_scheduler_with_warmup(two_groups(), -1)
     with pytest.raises(ConfigError, match="num_training_steps: got 0"):
         configure_linear_scheduler_with_warmup(two_groups(), 0, 0)
+
+
+def test_the_arguments_of_a_curve_are_no_part_of_the_state():
+    state = WarmupMultiStepLR(optimizer(), N, 0.1, 0, [5]).state_dict()
+    assert not {"milestones", "gamma", "step_size"} & state.keys()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "epochs", "takes_shares", "text"),
+    [
+        (lambda o: WarmupMultiStepLR(o, 470, 0.1, 0, [6, 8]), 10, True, "6 and 8 of 10 write milestones=[0.6, 0.8]."),
+        (lambda o: WarmupMultiStepLR(o, 470, 0.1, 0, [6, 8, 10]), 10, False, "of 10 write milestones=[282, 376]."),
+        (lambda o: MultiStepLR(o, [3]), 10, True, "For epoch 3 of 10 write milestones=[0.3]."),
+        (lambda o: WarmupStepLR(o, 470, 0.1, 0, 3), 10, True, "For 3 of 10 epochs write step_size=141."),
+        (lambda o: WarmupStepLR(o, 470, 0.1, 0, 3), 0, True, "Set its step_size for steps of this kind."),
+        (lambda o: WarmupExponentialLR(o, 470, 0.1, 0, 0.9), 10, True, "Set its gamma for steps of this kind."),
+        (lambda o: WarmupMultiStepLR(o, 470, 0.1, 0, [6, 8]), 0, True, None),  # of iterations
+        (lambda o: WarmupMultiStepLR(o, 470, 0.1, 0, [6, 8]), 60, True, None),  # an epoch has eight
+        (lambda o: WarmupMultiStepLR(o, 470, 0.1, 0, [6, 80]), 10, True, None),
+        (lambda o: WarmupMultiStepLR(o, 470, 0.1, 0, [2, 4], gamma=2.0), 10, True, None),  # a warm-up
+        (lambda o: WarmupMultiStepLR(o, 470, 0.1, 0, []), 10, True, None),
+        (lambda o: WarmupStepLR(o, 470, 0.1, 0, 3, gamma=0.99), 10, True, None),
+        (lambda o: WarmupExponentialLR(o, 470, 0.1, 0, 0.99), 10, True, None),
+    ],
+)  # fmt: skip
+def test_numbers_that_are_probably_of_epochs_are_a_warning(schedule, epochs, takes_shares, text, caplog):
+    check_cycle(schedule(optimizer()), 470, "after each iteration", "", epochs=epochs, takes_shares=takes_shares)
+    if text is None:
+        assert not caplog.records
+    else:
+        (message,) = caplog.messages
+        assert message.endswith(text)

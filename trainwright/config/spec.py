@@ -57,6 +57,11 @@ class RunSpec(NamedSettings, _Settings):
         """The micro-batches of each update."""
         return Windows.of(self.gradient_accumulation_steps)
 
+    @property
+    def may_end_early(self) -> bool:
+        """Whether a setting may end the run before its length."""
+        return self.early_stopping is not None or self.max_time is not None
+
     def batch_settings(self, batch_size: int, accumulation: int | dict[int, int]) -> dict[str, Any]:
         """The settings of updates of so many micro-batches, by the names that the user gives them."""
         settings: dict[str, Any] = {

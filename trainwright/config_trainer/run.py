@@ -61,7 +61,7 @@ from trainwright.hooks.method_overrides import is_overridden
 from trainwright.hooks.timer import SettingNames
 from trainwright.models.outputs import returned_losses, scalars_of, total_loss
 from trainwright.optim.named import NamedOptimizers
-from trainwright.optim.schedules import FormulaLR, check_cycle
+from trainwright.optim.schedules import FormulaLR, check_cycle, warn_of_unit
 from trainwright.parallel.meta_start import built_on
 from trainwright.parallel.pipeline import pipeline_of
 from trainwright.parallel.precision import half_of, without_autocast
@@ -527,9 +527,12 @@ class ConfigRun(Run):
 
     def check_schedules(self) -> None:
         """Before a training: refuse a schedule that does not fit its length, and say when torch's are stepped."""
+        epochs = 0 if self.spec.may_end_early else setup.epochs_of_schedules(self.given.train)
+        often = "after each iteration"
         for schedule in self.schedules():
             planned = getattr(schedule, "last_epoch", 0) + self.trainer.max_iter - self.trainer.iter
-            check_cycle(schedule, planned, "after each iteration", f"Set total_steps={planned}")
+            check_cycle(schedule, planned, often, f"Set total_steps={planned}", epochs=epochs, takes_shares=True)
+            warn_of_unit(schedule, planned, often, num_batches=0, epoch=0)
             if not isinstance(schedule, FormulaLR | ReduceLROnPlateau | ConstantLR):
                 logger.info("%s is stepped after each iteration, not once an epoch.", type(schedule).__name__)
 

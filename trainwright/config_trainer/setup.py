@@ -703,6 +703,17 @@ def _scale_scheduler(train: DictConfig, path: str, scheduler: DictConfig) -> Non
         scheduler.milestones = milestone_iterations(milestones, train.train_iter)
 
 
+def epochs_of_length(train: DictConfig) -> float:
+    """The epochs that set the length of a run, as the user has written it; 0: ``train_iter`` does."""
+    return 0 if train.train_iter else float(train.train_epoch)
+
+
+def epochs_of_schedules(train: DictConfig) -> float:
+    """:func:`epochs_of_length`; 0 if milestones are shares of the run."""
+    milestones = [one for node in _schedulers(train).values() for one in try_get_key(node, "milestones") or ()]
+    return 0 if any(isinstance(one, float) for one in milestones) else epochs_of_length(train)
+
+
 def extend_schedules(run: Run, build: Callable[[Any], Any]) -> None:
     """Make the schedules those of a longer run, at their positions; ``build`` builds them for an optimizer."""
     if run.lr_scheduler is not None:

@@ -58,9 +58,10 @@ class FormulaLR(LambdaLR):
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
-        del state["lr_lambdas"], state["name"]
         return {
-            key: [float(rate) for rate in value] if isinstance(value, list) else value for key, value in state.items()
+            key: [float(rate) for rate in value] if isinstance(value, list) else value
+            for key, value in state.items()
+            if key not in ("lr_lambdas", "name", "step_size", "milestones", "gamma")
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -158,6 +159,7 @@ class WarmupStepLR(FormulaLR):
 
         faults = [] if step_size >= 1 else [f"step_size: got {step_size}; it must be a whole number >= 1."]
         super().__init__(optimizer, warmed_up(decay, max_iter, warmup_factor, warmup_iter, warmup_method, *faults))
+        self.step_size, self.gamma = step_size, gamma
 
 
 class WarmupMultiStepLR(FormulaLR):
@@ -182,6 +184,7 @@ class WarmupMultiStepLR(FormulaLR):
         if milestones != sorted(milestones) or any(milestone != int(milestone) for milestone in milestones):
             faults.append(f"milestones: got {milestones}; they must be whole numbers of steps, in increasing order.")
         super().__init__(optimizer, warmed_up(decay, max_iter, warmup_factor, warmup_iter, warmup_method, *faults))
+        self.milestones, self.gamma = milestones, gamma
 
 
 class WarmupExponentialLR(FormulaLR):
@@ -200,6 +203,7 @@ class WarmupExponentialLR(FormulaLR):
             return float(base_lr * gamma**step)
 
         super().__init__(optimizer, warmed_up(decay, max_iter, warmup_factor, warmup_iter, warmup_method))
+        self.gamma = gamma
 
 
 class WarmupPolynomialLR(FormulaLR):
@@ -320,27 +324,54 @@ def _after_warmup(formula: Formula, num_warmup_steps: int) -> Formula:
     )
 
 
-def _warn_of_vanishing(schedule: Any, planned: int, often: str) -> None:
+def _warn_of_vanishing(schedule: Any, planned: int, often: str, epochs: float) -> None:
     """Log that an exponential decay has ended before half of the run: its numbers are probably of epochs."""
-    if type(schedule) not in (lr_scheduler.StepLR, lr_scheduler.ExponentialLR) or not 0 < schedule.gamma < 1:
+    kinds = lr_scheduler.StepLR, lr_scheduler.ExponentialLR, WarmupStepLR, WarmupExponentialLR
+    if type(schedule) not in kinds or not 0 < schedule.gamma < 1:
         return
-    number = math.ceil(6 / -math.log10(schedule.gamma)) * getattr(schedule, "step_size", 1)
+    name, size = ("step_size", schedule.step_size) if hasattr(schedule, "step_size") else ("gamma", 1)
+    number = math.ceil(6 / -math.log10(schedule.gamma)) * size
     if number < planned / 2:
+        is_epochs = name == "step_size" and size <= epochs <= planned / _MANY
         logger.warning(
             "%s: this run steps it %d times (%s), and after %d of them the learning rate is below a millionth of the"
-            " first. Set its %s for steps of this kind.",
-            type(schedule).__name__, planned, often, number, "step_size" if hasattr(schedule, "step_size") else "gamma",
+            " first. Set its %s for steps of this kind.%s",
+            type(schedule).__name__, planned, often, number, name,
+            f" For {size} of {epochs:g} epochs write step_size={round(size * planned / epochs)}." if is_epochs else "",
         )  # fmt: skip
 
 
-def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
+_MANY = 10  # steps of an epoch: with fewer, a number may as well be one of steps
+
+
+def _warn_of_milestones(schedule: Any, planned: int, often: str, epochs: float, *, takes_shares: bool) -> None:
+    """Log that the last milestone comes within as many steps as the run has epochs: they are probably epochs."""
+    if type(schedule) not in (lr_scheduler.MultiStepLR, WarmupMultiStepLR) or not 0 < schedule.gamma < 1:
+        return
+    milestones = sorted(schedule.milestones)
+    if milestones and milestones[0] < epochs <= planned / _MANY and milestones[-1] <= epochs:
+        within = [one for one in milestones if one < epochs]
+        logger.warning(
+            "%s: got milestones=%s, and this run steps it %d times (%s). For epoch%s %s of %g write milestones=%s.",
+            type(schedule).__name__, milestones, planned, often, "s" * (len(within) > 1),
+            " and ".join(", ".join(map(str, within)).rsplit(", ", 1)), epochs,
+            [round(one / epochs, 4) if takes_shares else round(one * planned / epochs) for one in within],
+        )  # fmt: skip
+
+
+def check_cycle(
+    schedule: Any, planned: int, often: str, fix: str, *, epochs: float, takes_shares: bool = False
+) -> None:
     """Compare the length of a schedule with that of the run: of a decay, a cosine, or a OneCycleLR, which ends.
 
     Args:
         planned: how many times it is stepped until the run ends, with the steps it has made. ``often``: when.
         fix: what a message says to do.
+        epochs: those that set the length of the run; 0: a number of steps does, or it may end early.
+        takes_shares: whether milestones may be shares of the run.
     """
-    _warn_of_vanishing(schedule, planned, often)
+    _warn_of_vanishing(schedule, planned, often, epochs)
+    _warn_of_milestones(schedule, planned, often, epochs, takes_shares=takes_shares)
     # A length that leaves out the last batch of each epoch ends almost at the lowest rate.
     if type(schedule) is lr_scheduler.CosineAnnealingLR and schedule.T_max < 0.9 * planned:
         logger.log(
@@ -367,6 +398,8 @@ def check_cycle(schedule: Any, planned: int, often: str, fix: str) -> None:
 _LENGTHS: dict[type, str] = {
     lr_scheduler.StepLR: "step_size",
     lr_scheduler.MultiStepLR: "milestones",
+    WarmupStepLR: "step_size",
+    WarmupMultiStepLR: "milestones",
     lr_scheduler.CosineAnnealingLR: "T_max",
     lr_scheduler.CosineAnnealingWarmRestarts: "T_0",
 }
@@ -375,7 +408,7 @@ _LENGTHS: dict[type, str] = {
 def warn_of_unit(schedule: object, planned: int, often: str, num_batches: int, epoch: int) -> None:
     """Warn of a schedule that is as long as a number of batches, and that the run steps only ``planned`` times.
 
-    A length below that of an ``epoch`` may count epochs of a longer run.
+    A length below that of an ``epoch``, or above ``num_batches``, may be that of a longer run, and is only logged.
     """
     name = _LENGTHS.get(type(schedule), "")
     length: Any = getattr(schedule, name, 0)
@@ -384,6 +417,11 @@ def warn_of_unit(schedule: object, planned: int, often: str, num_batches: int, e
         logger.warning(
             "%s: got %s=%s, but this run steps it only %d times (%s), so the learning rate never reaches that step."
             " Count such steps, or set lr_scheduling_steps=1 to count batches.",
+            type(schedule).__name__, name, shown, planned, often,
+        )  # fmt: skip
+    elif 0 < planned < first:
+        logger.info(
+            "%s: got %s=%s, which this run does not reach: it steps it %d times (%s).",
             type(schedule).__name__, name, shown, planned, often,
         )  # fmt: skip
 
