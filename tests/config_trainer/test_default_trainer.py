@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
@@ -182,6 +182,37 @@ def test_milestones_that_are_no_iterations_of_the_run_are_named(
     trainer.run.check_schedules()
     found = [record for record in caplog.records if record.name == "trainwright.optim"]
     assert [(record.levelname, text in record.getMessage()) for record in found] == ([(level, True)] if text else [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"eval_period": 1}, "train.evaluation.eval_period=1 counts iterations (10 in an epoch). To count epochs write"
+         " train.evaluation.eval_after_n_epoch=1."),
+        ({"eval_period": 1, "checkpointer.period": 1}, "train.evaluation.eval_period=1 and train.checkpointer.period=1"
+         " count iterations (10 in an epoch). To count epochs write train.evaluation.eval_after_n_epoch=1 and"
+         " train.checkpointer.save_model_after_n_epoch=1."),
+        ({"eval_period": 2}, None),  # five in an epoch
+        ({"eval_period": 0.1}, None),
+        ({"eval_period": 1, "train_epoch": 0.5}, None),
+        ({"eval_period": 1, "train_iter": 30, "train_epoch": 0}, None),
+        ({"eval_period": 1, "evaluation.eval_after_n_epoch": 1}, None),
+        ({"eval_period": 1, "evaluation.enabled": False}, None),
+        ({"eval_period": 1, "train_micro_batch_size": 10}, None),  # a short epoch
+        ({"eval_period": 1, "fast_dev_run": True}, None),
+    ],
+)  # fmt: skip
+def test_a_period_that_may_be_meant_in_epochs_is_a_warning(
+    changes: dict[str, Any], text: str | None, tmp_path: Path, caplog: Any
+) -> None:
+    cfg = config(tmp_path, train_micro_batch_size=8, train_epoch=2, train_iter=0)
+    cfg.dataloader.train.dataset = LazyCall(data)(length=80)
+    for key, value in changes.items():
+        OmegaConf.update(cfg.train, key, value)
+    trainer = DefaultTrainer(cfg)
+    trainer.train(max_iter=1)
+    trainer.train()
+    assert [one for one in caplog.messages if "iterations (" in one] == ([text] if text else [])
 
 
 SAMPLERS = {

@@ -526,7 +526,12 @@ class ConfigRun(Run):
         return length
 
     def check_schedules(self) -> None:
-        """Before a training: refuse a schedule that does not fit its length, and say when torch's are stepped."""
+        """Before a training: refuse a schedule that does not fit its length, and say when torch's are stepped.
+
+        The first one also warns of periods that may be meant in epochs.
+        """
+        if not self.trainer.has_trained:
+            setup.warn_of_periods(self.given.train, self.planned_epoch, evaluates=self.evaluates)
         epochs = 0 if self.spec.may_end_early else setup.epochs_of_schedules(self.given.train)
         often = "after each iteration"
         for schedule in self.schedules():

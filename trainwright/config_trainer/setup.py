@@ -708,6 +708,31 @@ def epochs_of_length(train: DictConfig) -> float:
     return 0 if train.train_iter else float(train.train_epoch)
 
 
+_MOST_EPOCHS = 10  # a larger period is not taken for one of epochs
+_IN_EPOCHS = {
+    "evaluation.eval_period": "evaluation.eval_after_n_epoch",
+    "checkpointer.period": "checkpointer.save_model_after_n_epoch",
+}
+
+
+def warn_of_periods(train: DictConfig, per_epoch: EpochLength | None, *, evaluates: bool) -> None:
+    """Log periods that are a small part of an epoch in a run whose length is in epochs: they are probably epochs."""
+    length = per_epoch if isinstance(per_epoch, int | Fraction) else 0  # else unknown, or of several lengths
+    most = min(epochs_of_length(train), _MOST_EPOCHS, length / 10)
+    found = {
+        f"train.{key}": (period, f"train.{in_epochs}")
+        for key, in_epochs in _IN_EPOCHS.items()
+        if type(period := value_at(train, key)) is int and period <= most and value_at(train, in_epochs) is None
+        if evaluates or key != "evaluation.eval_period"
+    }
+    if found:
+        logger.warning(
+            "%s count%s iterations (%d in an epoch). To count epochs write %s.",
+            " and ".join(f"{key}={period}" for key, (period, _) in found.items()), "s" * (len(found) == 1),
+            round(length), " and ".join(f"{key}={period}" for period, key in found.values()),
+        )  # fmt: skip
+
+
 def epochs_of_schedules(train: DictConfig) -> float:
     """:func:`epochs_of_length`; 0 if milestones are shares of the run."""
     milestones = [one for node in _schedulers(train).values() for one in try_get_key(node, "milestones") or ()]
