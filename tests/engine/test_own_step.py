@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.toys import assert_equal_weights, pairs, quiet
-from trainwright import Trainer, TrainingConfig
+from tests.toys import Classifier, assert_equal_weights, file_config, pairs, points, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.config import ConfigError
 from trainwright.hooks import Callback
 
@@ -239,6 +239,90 @@ def test_a_training_step_without_a_backward_pass_is_refused_in_the_first_update(
     with pytest.raises(ConfigError, match=r"WithoutBackward\.training_step .*no gradient"):
         trainer.train()
     assert trainer.iter == 0
+
+
+def differentiated(trainer: Any, loss: Any) -> None:
+    trainer.backward(loss)
+
+
+def accumulated(trainer: Any, loss: Any) -> None:
+    loss.backward()
+    if (trainer.iter + 1) % 3 == 0:
+        trainer.optimizer.step()
+        trainer.optimizer.zero_grad()
+
+
+def stepped(trainer: Any, loss: Any) -> None:
+    trainer.optimizer.zero_grad()
+    loss.backward()
+    trainer.optimizer.step()
+    trainer.optimizer.zero_grad()
+
+
+def descended(trainer: Any, loss: Any) -> None:
+    """Without an optimizer, and without gradients that stay."""
+    parameters = [one for one in trainer.model.parameters() if one.requires_grad]
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.data.sub_(0.1 * gradient)
+
+
+USES: dict[str, tuple[Callable[[Any, Any], object], bool]] = {
+    "none": (lambda trainer, loss: None, True),
+    "backward": (differentiated, False),
+    "accumulation": (accumulated, False),
+    "step": (stepped, False),
+    "descent": (descended, False),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("api", ["Python", "config file"])
+@pytest.mark.parametrize("is_mean", [False, True])
+def test_a_loss_that_is_returned_instead_of_differentiated_is_a_warning_in_the_first_update(
+    api: str, use: str, is_mean: bool, tmp_path: Path, caplog: Any, recwarn: Any
+) -> None:
+    do, is_warned = USES[use]
+    own_step(api, tmp_path, do, is_mean=is_mean).train()
+    assert [text for text in caplog.messages if _UNUSED in text] == [
+        f"Own.train_step {_UNUSED} self.step()."
+    ] * is_warned
+    if is_warned:
+        assert "no optimizer step" not in caplog.text
+        assert not [one for one in recwarn if "lr_scheduler.step()" in str(one.message)]
+
+
+_UNUSED = (
+    "returns a loss with its graph, and has called neither self.backward nor self.step. Write before the return:"
+    " self.backward(loss), then"
+)
+
+
+def own_step(api: str, folder: Path, do: Callable[[Any, Any], object], *, is_mean: bool) -> Any:
+    class Step:
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            is_dict = isinstance(inputs, dict)
+            loss = model(**inputs)["loss"] if is_dict else F.cross_entropy(model(inputs[0]), inputs[1])
+            loss = torch.stack([loss, loss]).mean() if is_mean else loss  # a mean saves no tensors
+            do(self, loss)
+            return {"step_loss": loss}
+
+    if api == "Python":
+        settings = config(folder, batch_size=16, max_steps=4, lr_scheduler_type="linear")
+        return type("Own", (Step, Trainer), {})(make(), settings, PAIRS)
+    cfg = file_config(folder, Classifier, points, train_iter=4, train_micro_batch_size=8)
+    return type("Own", (Step, DefaultTrainer), {})(cfg)
+
+
+def test_a_step_without_a_backward_pass_names_the_steps_of_several_optimizers(tmp_path: Path, caplog: Any) -> None:
+    class Own(DefaultTrainer):
+        def train_step(self, model: Any, inputs: Any) -> dict[str, Any]:
+            return {"loss": model(**inputs)["loss"]}
+
+    cfg = file_config(tmp_path, LazyCall(Classifier)(sizes=(4, 8, 2)), points, train_iter=2, train_micro_batch_size=8)
+    sgd, parts = LazyCall(torch.optim.SGD), {"a": "body.0", "b": "body.2"}
+    cfg.optim = {name: sgd(params={"part": part}, lr=0.1) for name, part in parts.items()}
+    Own(cfg).train()
+    assert f"Own.train_step {_UNUSED} self.step('a') and self.step('b')." in caplog.messages
 
 
 class AtBatch(Callback):

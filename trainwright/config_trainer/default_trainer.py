@@ -334,6 +334,8 @@ class DefaultTrainer(RunMethods):
             reads_ahead = not is_overridden(self, "run_step")  # which may read batches itself
             run.step = stepper.new_step(get_batch, self.device, own_step, reads_ahead=reads_ahead)
             stepper.steps.use_after_batch(run.step, run.after_batch())
+            if own_step is not None:
+                run.see_first_logs(own_step)
             return run.step.run
         return setup.bind_arguments(stepper.run_step, self.run.prepare, self.device)
 

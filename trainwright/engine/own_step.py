@@ -7,8 +7,9 @@ settings it bypasses.
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.base.dist import get_world_size
 from trainwright.base.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.accumulation import scale_gradients
@@ -28,6 +30,7 @@ from trainwright.engine.gradient_sync import (
 )
 from trainwright.engine.update import Update, needs_closure, optimizer_calls, recorded_norm, recorded_step
 from trainwright.hooks.base import HookBase, has_failed
+from trainwright.models.outputs import scalars_of
 from trainwright.optim.clip import clip_by_norm, gradient_clipper, gradient_norm
 from trainwright.optim.named import NamedOptimizers, by_name, each_optimizer, parameters_of
 from trainwright.optim.skip import ScaledStep, SkipNonFinite
@@ -137,6 +140,11 @@ class OwnStep(HookBase):
         finally:
             for parameter in others:
                 parameter.requires_grad_(True)
+
+    def see_returned(self, logs: Any) -> None:
+        """Called with what the step of the user's own has returned for the first batch of a training."""
+        if self._first is not None and isinstance(logs, Mapping):
+            self._first.see_returned(logs)
 
     # Hook methods.
 
@@ -309,6 +317,7 @@ class _FirstWindow:
         self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
         self._lacks_raw_gradients = False
         self._num_without_step = 0
+        self._has_any_step = self._has_unused_graph = False
         self._has_early_step = has_early_step  # within an accumulation window
         run.update.has_differentiated = run.update.has_finished = False
         self._handle = register_optimizer_step_pre_hook(self._see_step)
@@ -324,11 +333,31 @@ class _FirstWindow:
     def _has_gradients(self) -> bool:
         return _has_gradients(self._run.update.groups)
 
+    def see_returned(self, logs: Mapping[str, Any]) -> None:
+        """Find out whether a loss was returned for others to differentiate."""
+        graphs = [one.grad_fn for one in scalars_of(logs).values() if isinstance(one, Tensor) and one.grad_fn]
+        self._has_unused_graph = bool(graphs) and not any(map(_is_freed, graphs))
+
     def count_without_step(self) -> None:
         """Warn of a step that never steps an optimizer; some do so in some iterations only."""
         self._num_without_step += 1
-        if self._num_without_step == _MANY_WITHOUT_STEP:
+        is_used = self._run.update.has_differentiated or self._has_any_step or self._has_gradients()
+        if self._num_without_step == 1 and self._has_unused_graph and not is_used:
+            self._num_without_step = _MANY_WITHOUT_STEP  # one warning
+            for optimizer in each_optimizer(self._run.optimizer):
+                mark_stepped(optimizer)  # torch would warn of the order of the steps
+            logger.warning(
+                "%s returns a loss with its graph, and has called neither self.backward nor self.step. Write before the"
+                " return: %s.", self._name, self._calls(),
+            )  # fmt: skip
+        elif self._num_without_step == _MANY_WITHOUT_STEP:
             self._warn_of_no_step()
+
+    def _calls(self) -> str:
+        """What a step of the user's own calls."""
+        optimizer = self._run.optimizer
+        names = map(repr, by_name(optimizer)) if isinstance(optimizer, NamedOptimizers) else [""]
+        return f"self.backward(loss), then {' and '.join(f'self.step({name})' for name in names)}"
 
     def end(self) -> None:
         """At the end of a training of fewer iterations."""
@@ -337,8 +366,8 @@ class _FirstWindow:
 
     def _warn_of_no_step(self) -> None:
         logger.warning(
-            "%s has made no optimizer step in %d iterations: no parameter has changed. Call self.backward(loss) and"
-            " self.step(optimizer).", self._name, self._num_without_step,
+            "%s has made no optimizer step in %d iterations: no parameter has changed. Write %s.",
+            self._name, self._num_without_step, self._calls(),
         )  # fmt: skip
 
     def warn(self) -> None:
@@ -380,7 +409,7 @@ class _FirstWindow:
         self._handle.remove()
 
     def _see_step(self, optimizer: Optimizer, *given: Any) -> None:
-        update = self._run.update
+        update, self._has_any_step = self._run.update, True
         if update.is_stepping:
             self._lacks_gradients |= not self._has_gradients()
         elif any(id(one) in self._parameters for group in optimizer.param_groups for one in group["params"]):
@@ -394,6 +423,21 @@ class _FirstWindow:
 
 def _has_gradients(optimizer: Any) -> bool:
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _is_freed(node: Any) -> bool:
+    """Whether a backward pass has freed the graph at ``node``, by the first tensors that it has saved."""
+    nodes = [node]
+    for one in nodes:
+        try:
+            saved = [getattr(one, name) for name in dir(one) if name == "saved_tensors" or name.startswith("_saved_")]
+        except RuntimeError:  # torch raises it for freed tensors
+            return True
+        parts = chain.from_iterable(value if isinstance(value, tuple) else [value] for value in saved)
+        if any(isinstance(part, Tensor) for part in parts):
+            return False
+        nodes += [inner for inner, _ in one.next_functions if inner is not None and inner not in nodes]
+    return False
 
 
 def _settings_of_step(run: "Run") -> dict[str, str]:

@@ -270,6 +270,7 @@ class TrainingStep:
                 f"{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with the loss:"
                 ' return {"step_loss": loss.detach()}.'
             )
+        self._run.own_step.see_returned(logs)
         loss = logs.get("step_loss")
         if overrides.has("training_step") and not overrides.has("train_step") and not hasattr(loss, "__float__"):
             raise ConfigTypeError(
