@@ -151,18 +151,26 @@ def nearest_of(name: str, allowed: Iterable[str]) -> str | None:
 
     >>> nearest_of("adamww", ["Adam", "AdamW"]), nearest_of("mse", ["mean_squared_error", "loss"])
     ('AdamW', 'mean_squared_error')
+    >>> nearest_of("acc", ["Acc@1", "Acc@5"])
+    'Acc@1'
     """
     wanted, names = _letters(name), sorted(allowed)
-    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.9):
-        return near[0]
+    if near := _closest(name, names, 0.9):
+        return near
     letters = {_letters(one): one for one in reversed(names)}
     initials = {"".join(_INITIAL.findall(one)).lower(): one for one in reversed(names)}
     if wanted not in letters and wanted in initials and len(wanted) > 2:
         return initials[wanted]
     longer = sorted((one for one in letters if len(wanted) > 1 and one.startswith(wanted)), key=len)
-    near = difflib.get_close_matches(wanted, letters, n=1, cutoff=0.8) or longer
-    near = near or difflib.get_close_matches(wanted, letters, n=1)
-    return letters[near[0]] if near else None
+    near = _closest(wanted, letters, 0.8) or next(iter(longer), None) or _closest(wanted, letters, 0.6)
+    return None if near is None else letters[near]
+
+
+def _closest(word: str, names: Iterable[str], cutoff: float) -> str | None:
+    """The most similar name, of several the first in the alphabet: difflib takes the last."""
+    found = difflib.get_close_matches(word, [*names], n=4, cutoff=cutoff)
+    ratios = {one: difflib.SequenceMatcher(a=one, b=word).ratio() for one in found}
+    return min(found, key=lambda one: (-ratios[one], one), default=None)
 
 
 _INITIAL = re.compile(r"[A-Z](?=[a-z])|(?:(?<=_)|^)[a-z]")
