@@ -11,6 +11,7 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from tests.toys import Classifier, Results, Samples, file_config, points
@@ -18,6 +19,7 @@ from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_c
 from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileError
 from trainwright.config.yaml_file import regular_file
 from trainwright.data import CyclicSampler, SingleRoundSampler
+from trainwright.evaluation import DatasetEvaluator
 from trainwright.hooks import HookBase
 
 
@@ -79,10 +81,47 @@ def test_epochs_alone_decide_how_long_a_run_is_unless_iterations_are_set_too(
     assert "train.train_iter=10 and train.train_epoch=3 (12 iterations)" in line
 
 
-def test_a_schedule_that_needs_a_metric_is_refused_before_the_first_step(tmp_path: Path) -> None:
-    cfg = config(tmp_path, scheduler=LazyCall(torch.optim.lr_scheduler.ReduceLROnPlateau)())
-    with pytest.raises(ConfigError, match="ReduceLROnPlateau, which is stepped with a metric"):
+def test_a_schedule_that_needs_a_metric_is_refused_without_evaluations(tmp_path: Path) -> None:
+    cfg = config(tmp_path, scheduler=LazyCall(ReduceLROnPlateau)())
+    cfg.train.evaluation.enabled = False
+    with pytest.raises(ConfigError, match="stepped with the result of an evaluation, and there is none"):
         DefaultTrainer(cfg).train()
+
+
+class Scores(DatasetEvaluator):
+    """Gives the scores of the test one after the other."""
+
+    def __init__(self, values: list[float]) -> None:
+        self.values = list(values)
+
+    def process(self, inputs: Any, outputs: Any) -> None: ...
+
+    def evaluate(self) -> dict[str, float]:
+        return {"score": self.values.pop(0)}
+
+
+@pytest.mark.parametrize("mode", ["max", "min"])
+@pytest.mark.parametrize("scores", [[1.0, 1.0, 2.0, 1.0], [4.0, 3.0, 3.0, 5.0]])
+def test_a_plateau_is_that_of_the_metric_of_the_best_checkpoint_in_its_direction(
+    mode: str, scores: list[float], tmp_path: Path
+) -> None:
+    scheduler = LazyCall(ReduceLROnPlateau)(patience=0, factor=0.5)
+
+    def build(iterations: int, values: list[float], **train: Any) -> DefaultTrainer:
+        cfg = config(tmp_path, scheduler=scheduler, train_iter=iterations, **train)
+        evaluation = {"eval_period": 1, "eval_metric": "score", "eval_mode": mode}
+        cfg.train.evaluation.update({**evaluation, "evaluator": LazyCall(Scores)(values=values)})
+        cfg.optim.lr = 1.0
+        return DefaultTrainer(cfg)
+
+    build(2, scores[:2]).train()
+    resumed = build(4, scores[2:], resume=True)
+    resumed.train()
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    expected = ReduceLROnPlateau(optimizer, mode, patience=0, factor=0.5)
+    for score in scores:
+        expected.step(score)
+    assert resumed.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] < 1.0
 
 
 def test_every_build_method_may_be_overridden(tmp_path: Path) -> None:

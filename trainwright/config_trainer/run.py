@@ -53,7 +53,7 @@ from trainwright.engine.step import Step
 from trainwright.evaluation.loop import loader_names, watched_batches, without_table
 from trainwright.events.epoch_means import EpochLength, epoch_around, epoch_at, first_of_epoch
 from trainwright.events.formats import RECORD_NAME, read_starts
-from trainwright.hooks import BestCheckpointer, HookBase, LRScheduler, PeriodicCheckpointer
+from trainwright.hooks import BestCheckpointer, HookBase, LRScheduler, PeriodicCheckpointer, ReduceOnPlateau
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.progress import EpochLines, LinePlan, line_plan
 from trainwright.hooks.due import NEVER, Condition, Period, Recurring
@@ -180,6 +180,7 @@ class ConfigRun(Run):
             self.overrides, "build_optimizer", built, is_right=is_right, must="an optimizer, or a dict of them by name"
         )
         self.optimizer = NamedOptimizers(built) if isinstance(built, Mapping) else built
+        setup.set_plateau_mode(cfg)
         schedule = trainer.build_lr_scheduler(cfg, self.optimizer)
         warn_of_none(self.overrides, "build_lr_scheduler", schedule, "the learning rate stays as it is")
         several = isinstance(schedule, Mapping)
@@ -334,6 +335,19 @@ class ConfigRun(Run):
 
     def step_hooks(self) -> list[HookBase | None]:
         return [LRScheduler()]
+
+    def after_evaluation(self) -> list[HookBase | None]:
+        """Step a ReduceLROnPlateau by the result that chooses the best checkpoint."""
+        metric, me = self.best_metric, weakref.proxy(self)
+        has_plateau = any(isinstance(one, ReduceLROnPlateau) for one in self.schedules())
+        if not (has_plateau and self.evaluates) or metric.is_of_training:
+            return []
+
+        def latest() -> float | None:
+            values = me.trainer.storage.latest()
+            return next((values[name][0] for name in (f"eval_{metric.key}", metric.key) if name in values), None)
+
+        return [ReduceOnPlateau(latest)]
 
     def save_hook(self) -> HookBase | None:
         saving = self.cfg.train.checkpointer

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.base.dist import (
@@ -577,6 +578,14 @@ def resolve_eval_mode(cfg: DictConfig) -> None:
             f"train.evaluation.eval_metric: got {evaluation.eval_metric!r}, and it is unknown whether higher is"
             " better. Set train.evaluation.eval_mode='max' or 'min'."
         )
+
+
+def set_plateau_mode(cfg: DictConfig) -> None:
+    """Give a ReduceLROnPlateau without a mode that of the metric which it watches."""
+    given = cfg.train.scheduler
+    for node in given.values() if are_several(given) else (given,):
+        if isinstance(node, DictConfig) and locate_target(node) is ReduceLROnPlateau and "mode" not in node:
+            node.mode = cfg.train.evaluation.eval_mode
 
 
 def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:

@@ -72,8 +72,8 @@ class LRScheduler(HookBase):
         is_plateau = isinstance(self._current, ReduceLROnPlateau)
         if is_plateau and not any(hook.uses_results for hook in self.trainer.hooks):
             raise ConfigError(
-                "LRScheduler: got a ReduceLROnPlateau, which is stepped with a metric; this hook steps a schedule after"
-                " each iteration. Use another schedule, or add a ReduceOnPlateau hook."
+                "LRScheduler: got a ReduceLROnPlateau, which is stepped with the result of an evaluation, and there is"
+                " none. Set dataloader.test, or use another schedule; the hook ReduceOnPlateau takes a metric of yours."
             )
 
     def after_step(self) -> None:
