@@ -290,3 +290,9 @@ def test_a_tuple_in_a_text_of_a_python_file_is_a_text():
     cfg = whole()
     cfg.train.output_dir = "(1, 2)"
     validate(cfg)
+
+
+def test_a_name_of_another_library_within_a_section_is_answered_with_the_key_of_this_section():
+    cfg = whole()
+    cfg.train.checkpointer.save_total_limit = 2
+    assert "no such key. Did you mean 'train.checkpointer.max_to_keep'?" in str(fault(cfg))

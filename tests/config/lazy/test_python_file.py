@@ -139,7 +139,10 @@ def test_a_call_without_an_argument_in_code_that_the_file_calls_is_no_forgotten_
         ("width = 3\nmodel = dict(a=widht)", r"line 2\. Did you mean 'width'\?"),
         ("model = dict(a=ResNet18)", r"line 1\. Import it, for example with `from your_module import ResNet18`"),
         ("from libai.config import LazyCall", r"line 1\. Here it is `from trainwright import LazyCall`"),
-        ("from trainwright.callbacks import ProgressBar", r"line 1"),
+        ("from trainwright.callbacks import ProgressBar", r"line 1\. Did you mean `from .* import ProgressBar\w+`\?"),
+        ("from digits_projet import Net", r"line 1\. Did you mean 'digits_project'\?"),
+        ("import xyzabc", r"line 1$"),
+        ("train = dict(a=1)\ntrain.a = 2", r"line 2\. A dict has keys: write \['a'\] in place of \.a"),
         ("from trainwright.lr_scheduler import WarmupCosineLR", r"`from trainwright\.optim import WarmupCosineLR`"),
         (
             "from trainwright import LazyCall\nmodel = LazyCall(dict)(a=1)\nmodel = model()",
@@ -149,7 +152,8 @@ def test_a_call_without_an_argument_in_code_that_the_file_calls_is_no_forgotten_
 )
 def test_a_name_or_module_that_is_not_there_is_answered_with_the_line_to_write(tmp_path, text, answer):
     (tmp_path / "c.py").write_text(text + "\n")
-    with pytest.raises((NameError, ImportError, TypeError)) as caught:
+    (tmp_path / "digits_project.py").touch()
+    with pytest.raises((NameError, ImportError, TypeError, AttributeError)) as caught:
         LazyConfig.load(tmp_path / "c.py")
     assert re.search(answer, "\n".join(caught.value.__notes__))
 

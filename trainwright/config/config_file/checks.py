@@ -248,7 +248,7 @@ _INSIDE = 'A file of settings has its section inside: write get_config("common/{
 
 def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
     """What other libraries call a key, or the nearest one."""
-    from trainwright.config.key_hints import own_code_hint, train_key_hint  # here: loads pydantic
+    from trainwright.config.key_hints import keys_by_name, own_code_hint, train_key_hint  # here: loads pydantic
 
     if "." in path[-1]:
         return f"It is one key with dots in its name. Write cfg.{'.'.join(path)} = ..."
@@ -256,6 +256,9 @@ def _hint(path: Sequence[str], allowed: Iterable[str]) -> str:
         return _INSIDE.format(path[0])
     if path[:-1] == ["train"]:
         return train_key_hint(path[-1], allowed)
+    known = keys_by_name().get(path[-1], "")
+    if known.startswith(".".join(path[:-1])):
+        return f"Did you mean {known!r}?"
     return own_code_hint(path[-1]) or did_you_mean(path[-1], allowed)
 
 

@@ -96,6 +96,9 @@ def _not_there(path: Path, error: Exception, namespace: Mapping[str, Any]) -> st
             " instantiate(node) makes it at once"
         )
     is_here = traceback.extract_tb(error.__traceback__)[-1].filename == str(path)
+    key = re.match(r"'dict' object has no attribute '(\w+)'", str(error))
+    if isinstance(error, AttributeError) and key is not None and is_here:
+        return f". A dict has keys: write [{key[1]!r}] in place of .{key[1]}"
     if not isinstance(error, NameError) or not error.name or not is_here:
         return ""
     if error.name in ("torch", "torchvision", "transformers", "os", "math", *_SHORT):
@@ -113,8 +116,10 @@ _OTHERS = ("libai", "detectron2", "hydra", "mmengine", "trainwright")
 def _missing_module(path: Path, error: ImportError) -> str:
     """A sentence for an import from another library that is not installed, or from a module that is not in this one."""
     step = _step_in(path, error)
-    if not isinstance(error, ModuleNotFoundError) or step is None or str(error.name).partition(".")[0] not in _OTHERS:
+    if not isinstance(error, ModuleNotFoundError) or step is None:
         return ""
+    if str(error.name).partition(".")[0] not in _OTHERS:
+        return "." * bool(near := nearest_name(str(error.name), [one.stem for one in path.parent.glob("*.py")])) + near
     imported = re.search(r"\bimport\s+\(?\s*(\w+)", step.line or "")
     return "" if imported is None else import_hint(imported[1], "trainwright", ". Here it is")
 
