@@ -17,6 +17,7 @@ from trainwright import Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data import EpochSampler
 from trainwright.hooks import Callback
+from trainwright.optim import WarmupMultiStepLR
 
 DATA = pairs()
 INPUTS, LABELS = DATA.tensors
@@ -292,6 +293,22 @@ def test_a_decay_that_ends_long_before_the_run_is_a_warning(
     text = f"this run steps it 20 times (every 1 steps), and after {at} of them the learning rate is below a millionth"
     assert (text in caplog.text) == (at is not None)
     assert ("below a millionth" in caplog.text) == (at is not None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_warned"), [({}, True), ({"early_stopping": {"patience": 2}}, False), ({"max_steps": 30}, False)]
+)
+def test_milestones_of_a_schedule_of_updates_that_are_epochs_are_a_warning(
+    changes: dict[str, Any], is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = WarmupMultiStepLR(optimizer, 30, 0.001, 0, [1, 2])
+    settings = {"output_dir": tmp_path, "num_epochs": 3, "batch_size": 4, "tensorboard": None, **changes}
+    Trainer(model, TrainingConfig(**settings), PAIRS, PAIRS, optimizer=optimizer, lr_scheduler=schedule).train()
+    text = "after each update). For epochs 1 and 2 of 3 write milestones=[10, 20]."
+    assert (text in caplog.text) == is_warned
+    assert ("write milestones" in caplog.text) == is_warned
 
 
 @pytest.mark.parametrize("is_cosine", [False, True])

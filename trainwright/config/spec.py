@@ -59,8 +59,8 @@ class RunSpec(NamedSettings, _Settings):
 
     @property
     def may_end_early(self) -> bool:
-        """Whether a setting may end the run before its length."""
-        return self.early_stopping is not None or self.max_time is not None
+        """Whether the user has set what may end the run before its length."""
+        return self.max_time is not None or (self.early_stopping is not None and self.is_set("early_stopping"))
 
     def batch_settings(self, batch_size: int, accumulation: int | dict[int, int]) -> dict[str, Any]:
         """The settings of updates of so many micro-batches, by the names that the user gives them."""
