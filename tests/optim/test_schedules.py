@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import MultiStepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
 
 from trainwright.base.errors import ConfigError
 from trainwright.optim import (
@@ -230,6 +230,8 @@ def test_the_arguments_of_a_curve_are_no_part_of_the_state():
         (lambda o: WarmupMultiStepLR(o, 470, 0.1, 0, [6, 8]), 10, True, "6 and 8 of 10 write milestones=[0.6, 0.8]."),
         (lambda o: WarmupMultiStepLR(o, 470, 0.1, 0, [6, 8, 10]), 10, False, "of 10 write milestones=[282, 376]."),
         (lambda o: MultiStepLR(o, [3]), 10, True, "For epoch 3 of 10 write milestones=[0.3]."),
+        (lambda o: CosineAnnealingLR(o, 10), 10, True, "Set T_max=470. For restarts use CosineAnnealingWarmRestarts."),
+        (lambda o: CosineAnnealingLR(o, 47), 10, True, None),  # one wave in an epoch
         (lambda o: WarmupStepLR(o, 470, 0.1, 0, 3), 10, True, "For 3 of 10 epochs write step_size=141."),
         (lambda o: WarmupStepLR(o, 470, 0.1, 0, 3), 0, True, "Set its step_size for steps of this kind."),
         (lambda o: WarmupExponentialLR(o, 470, 0.1, 0, 0.9), 10, True, "Set its gamma for steps of this kind."),

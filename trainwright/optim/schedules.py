@@ -374,8 +374,9 @@ def check_cycle(
     _warn_of_milestones(schedule, planned, often, epochs, takes_shares=takes_shares)
     # A length that leaves out the last batch of each epoch ends almost at the lowest rate.
     if type(schedule) is lr_scheduler.CosineAnnealingLR and schedule.T_max < 0.9 * planned:
+        is_epochs = schedule.T_max == epochs <= planned / _MANY
         logger.log(
-            logging.WARNING if planned < 2 * schedule.T_max else logging.INFO,  # several waves may be intended
+            logging.WARNING if planned < 2 * schedule.T_max or is_epochs else logging.INFO,  # waves may be intended
             "CosineAnnealingLR: got T_max=%s, but this run steps it %d times (%s), so the learning rate rises again"
             " after %s of them. Set T_max=%d. For restarts use CosineAnnealingWarmRestarts.",
             schedule.T_max, planned, often, schedule.T_max, planned,
