@@ -285,7 +285,7 @@ def build_evaluation(
     weights = weights or checkpointer.get_checkpoint_file()
     if not weights:
         raise MissingFileError(f"{cfg.train.output_dir}: no checkpoint to evaluate.")
-    with model_of_run_in_errors(cfg, weights):
+    with model_of_run_in_errors(cfg, lambda: weights):
         checkpointer.load(weights, checkpointables=[], strict=True)
     if cfg.train.amp.enabled and cfg.train.amp.get("evaluation", False):
         apply_autocast(model, device)  # as in the evaluations of the training, for equal results

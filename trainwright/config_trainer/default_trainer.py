@@ -271,7 +271,7 @@ class DefaultTrainer(RunMethods):
         elif resume:
             self.run.folder.resume = True  # also if a program calls this method
         if continues:
-            with setup.model_of_run_in_errors(self.cfg, self.checkpointer.get_checkpoint_file()):
+            with setup.model_of_run_in_errors(self.cfg, self.checkpointer.get_checkpoint_file):
                 self.checkpointer.resume_or_load("", resume=True)
         else:
             load_initial_weights(self.run.spec, self.checkpointer)

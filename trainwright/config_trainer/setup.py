@@ -254,12 +254,12 @@ def _default_setup(cfg: DictConfig, args: argparse.Namespace | None, records: li
 
 
 @contextmanager
-def model_of_run_in_errors(cfg: DictConfig, checkpoint: str) -> Iterator[None]:
-    """An error of loading weights names the arguments of the model that were others in the run of the checkpoint."""
+def model_of_run_in_errors(cfg: DictConfig, checkpoint: Callable[[], str]) -> Iterator[None]:
+    """An error of loading weights names the arguments of the model that were others in the run of ``checkpoint()``."""
     try:
         yield
     except CheckpointError as error:
-        record = Path(checkpoint) / "trainer.json"
+        record = Path(checkpoint(), "trainer.json")
         before = json.loads(record.read_text(encoding="utf-8")).get("settings", {}) if record.is_file() else {}
         now = flat(without_secrets({"model": to_plain(value_at(cfg, "model"))[0]})[0])
         names = [name for name in differences(before, now) if name.startswith("model.")]
