@@ -245,7 +245,7 @@ def test_no_process_holds_more_than_its_part_and_a_block() -> None:
     for attempt in range(3):
         output = subprocess.run(command, check=True, capture_output=True, text=True, env=variables).stdout
         lines = {line: [*map(float, line.partition(":")[2].split())] for line in output.splitlines()[1:]}
-        # Processes that wait for a busy machine may hold a tensor of 17 MB longer: a peak that is too high is taken again.
+        # Processes that wait for a busy machine may hold a tensor of 17 MB longer: a peak too high is taken again.
         if attempt == 2 or all(grown <= 1.1 * estimated for _, estimated, grown, *_ in lines.values()):
             break
     for line, (share, estimated, *grown) in lines.items():
