@@ -20,7 +20,7 @@ from trainwright.base.errors import ConfigError, ConfigTypeError, MissingFileErr
 from trainwright.config.yaml_file import regular_file
 from trainwright.data import CyclicSampler, SingleRoundSampler
 from trainwright.evaluation import DatasetEvaluator
-from trainwright.hooks import HookBase
+from trainwright.hooks import HookBase, ReduceOnPlateau
 
 
 def data(length: int = 32, seed: int = 0) -> Samples:
@@ -102,10 +102,8 @@ class Scores(DatasetEvaluator):
 
 @pytest.mark.parametrize("mode", ["max", "min"])
 @pytest.mark.parametrize("scores", [[1.0, 1.0, 2.0, 1.0], [4.0, 3.0, 3.0, 5.0]])
-def test_a_plateau_is_that_of_the_metric_of_the_best_checkpoint_in_its_direction(
-    mode: str, scores: list[float], tmp_path: Path
-) -> None:
-    scheduler = LazyCall(ReduceLROnPlateau)(patience=0, factor=0.5)
+def test_a_plateau_is_that_of_the_metric_of_the_best_checkpoint(mode: str, scores: list[float], tmp_path: Path) -> None:
+    scheduler = LazyCall(ReduceLROnPlateau)(mode=mode, patience=0, factor=0.5)
 
     def build(iterations: int, values: list[float], **train: Any) -> DefaultTrainer:
         cfg = config(tmp_path, scheduler=scheduler, train_iter=iterations, **train)
@@ -122,6 +120,36 @@ def test_a_plateau_is_that_of_the_metric_of_the_best_checkpoint_in_its_direction
     for score in scores:
         expected.step(score)
     assert resumed.optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] < 1.0
+
+
+def test_a_plateau_in_the_other_direction_than_that_of_the_metric_is_refused(tmp_path: Path) -> None:
+    cfg = config(tmp_path, scheduler=LazyCall(ReduceLROnPlateau)(patience=0))
+    with pytest.raises(ConfigError, match=r"mode='min', and the best Acc@1 is the maximum\. Write mode='max'"):
+        DefaultTrainer(cfg).train()
+
+
+def test_a_plateau_that_a_hook_of_the_users_steps_is_left_to_it(tmp_path: Path) -> None:
+    cfg = config(tmp_path, scheduler=LazyCall(ReduceLROnPlateau)(patience=0, factor=0.5), train_iter=4)
+    cfg.train.evaluation.eval_period = 1
+    cfg.optim.lr = 1.0
+    trainer = DefaultTrainer(cfg)
+    trainer.register_hooks([ReduceOnPlateau(lambda: 1.0, period=2)])
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.5  # two steps
+
+
+def test_a_plateau_is_not_stepped_by_a_result_of_an_earlier_evaluation(tmp_path: Path) -> None:
+    class Seldom(Scores):
+        def evaluate(self) -> dict[str, float]:
+            return super().evaluate() if len(self.values) > 3 else {"other": 1.0}
+
+    cfg = config(tmp_path, scheduler=LazyCall(ReduceLROnPlateau)(mode="max", patience=0, factor=0.5), train_iter=4)
+    evaluation = {"eval_period": 1, "eval_metric": "score", "eval_mode": "max"}
+    cfg.train.evaluation.update({**evaluation, "evaluator": LazyCall(Seldom)(values=[1.0] * 5)})
+    cfg.optim.lr = 1.0
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.5  # two results in four evaluations
 
 
 def test_every_build_method_may_be_overridden(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import yaml
 from omegaconf import DictConfig
+from torch.utils.data import SequentialSampler
 
 from tests.fork_server import python
 from tests.toys import Classifier, Samples, Squares, file_config, points
@@ -456,5 +457,16 @@ def of_split(train: bool = True) -> Samples:
 def test_a_test_loader_of_the_training_data_is_a_warning(test, more, is_same, tmp_path, caplog) -> None:
     train = LazyCall(of_split)(train=True)
     DefaultTrainer(file_config(tmp_path, Squares, train, test, train_iter=1, train_micro_batch_size=4, **more))
-    text = "dataloader.test.0.dataset: the same call, with the same arguments, as dataloader.train.dataset"
+    text = "dataloader.test: its data set is the same call, with the same arguments, as dataloader.train.dataset"
     assert (text in caplog.text) is is_same
+
+
+def test_loaders_that_choose_samples_or_other_test_data_are_no_warning(tmp_path, caplog) -> None:
+    train = LazyCall(of_split)(train=True)
+    cfg = file_config(tmp_path, Squares, train, train, train_iter=1, train_micro_batch_size=4)
+    cfg.dataloader.test.append(LazyCall(build_image_test_loader)(dataset=LazyCall(of_split)(train=False)))
+    DefaultTrainer(cfg)
+    cfg = file_config(tmp_path, Squares, train, train, train_iter=1, train_micro_batch_size=4)
+    cfg.dataloader.test[0].sampler = LazyCall(SequentialSampler)(data_source=range(2))
+    setup.warn_of_same_data(cfg)
+    assert "the same call" not in caplog.text

@@ -1,16 +1,17 @@
 """Warnings of values in a configuration that no training reads: under names of other libraries, or in other places."""
 
 import ast
+import difflib
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, ListConfig
 
-from trainwright.base.errors import UserError, nearest_of
+from trainwright.base.errors import UserError
 from trainwright.config import foreign_names
 from trainwright.config.lazy.instantiation import find_target
 from trainwright.config.lazy.provenance import OWN_FILES, SECTIONS, TARGET, origin_file, raw_children, value_at
@@ -54,24 +55,84 @@ def warn_of_names(cfg: DictConfig, file: str) -> None:
 
     has_own_code = any(value_at(cfg, key) for key in OWN_CODE)  # which may read any section
     is_yaml, of_model = not file.endswith(".py"), parameters_of(value_at(cfg, "model"))
-    for name, line in (keys_of_yaml(Path(file)) if is_yaml else unread_names(Path(file))).items():
+    for name, line in (keys_of_yaml(file) if is_yaml else unread_names(Path(file))).items():
         key, there = keys_by_name().get(name, ""), name in cfg
         is_path = key == "dataloader.train.dataset" and not there  # or a name: no lazy call
         if name in (*SECTIONS, *foreign_names.CALLS) or key in OWN_CODE or is_path or (there and has_own_code):
             continue
         if is_referenced(cfg, name):  # by a file that this one imports
             continue
-        if key and not key.startswith("--"):
+        if is_yaml and name == "defaults":
+            hint = (
+                "It is of Hydra: the settings of these files are not read. A file in Python imports another: from .base"
+            )
+            hint += " import model, dataloader, optim, train."
+        elif key and not key.startswith("--"):
             hint = f"A training reads {key}."
-        elif name in of_model:
+        elif is_yaml and name in of_model:
             hint = f"Did you mean 'model.{name}'?"
-        elif is_yaml and (known := key_hint(name) or _nearest_key(name, of_model)):
-            hint = known
-        elif is_yaml or (there and TARGET in cfg[name]):
+        elif is_yaml:
+            hint = key_hint(name) or _nearest_key(name, of_model)
+        elif there and TARGET in cfg[name]:
             hint = f"A training reads {', '.join(SECTIONS)}."
         else:
             continue
         logger.warning("%s, line %d: nothing reads %s. %s", file, line, name, hint)
+
+
+def _nearest_key(name: str, of_model: Iterable[str]) -> str:
+    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
+
+    places = {one: f"model.{one}" for one in of_model} | keys_by_name() | {one: one for one in SECTIONS}
+    near = difflib.get_close_matches(name, places, n=1, cutoff=0.8)
+    return f"Did you mean {places[near[0]]!r}?" if near else f"A training reads {', '.join(SECTIONS)}."
+
+
+def parameters_of(call: Any) -> Collection[str]:
+    """The names of the arguments that the target of a lazy call takes."""
+    if not (isinstance(call, DictConfig) and TARGET in call):
+        return ()
+    try:
+        signature = signature_of(find_target(call))
+    except UserError:  # reported by the check of this key
+        return ()
+    return () if signature is None else signature.parameters.keys()
+
+
+def keys_of_yaml(file: str) -> dict[str, int]:
+    """The keys at the top of a YAML file that its text refers to nowhere, with their lines.
+
+    Logs tuples as Python writes them, which are texts in YAML. Nothing of a file that a run has saved: it has all that
+    its configuration had.
+    """
+    text = Path(file).read_text(encoding="utf-8-sig")
+    root = None if is_saved(text) else yaml.compose(text, Loader=Loader)
+    found = dict[str, int]()
+    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
+        anchors = re.findall(r"&(\w+)", text[key.start_mark.index : value.end_mark.index])
+        is_used = any(re.search(rf"\*{anchor}\b", text) for anchor in anchors)
+        is_used |= re.search(rf"\$\{{[^}}]*\b{re.escape(key.value)}\b", text) is not None
+        if not is_used and key.value not in ("<<", "project_root"):
+            found[key.value] = key.start_mark.line + 1
+    for name, scalar in _scalars(root, ""):
+        if scalar.style is None and re.fullmatch(r"\([-+.\de, ]*\d,[-+.\de, ]*\)", scalar.value):
+            values = [one.strip() for one in scalar.value.strip("(), ").split(",")]
+            logger.warning(
+                "%s, line %d: %s: %s is a text, because YAML has no tuples. Write [%s].",
+                file, scalar.start_mark.line + 1, name, scalar.value, ", ".join(values),
+            )  # fmt: skip
+    return found
+
+
+def _scalars(node: yaml.Node | None, path: str) -> Iterator[tuple[str, yaml.ScalarNode]]:
+    if isinstance(node, yaml.ScalarNode):
+        yield path, node
+    elif isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _scalars(value, f"{path}.{key.value}".lstrip("."))
+    elif isinstance(node, yaml.SequenceNode):
+        for place, value in enumerate(node.value):
+            yield from _scalars(value, f"{path}.{place}")
 
 
 def warn_of_calls(cfg: DictConfig) -> None:
@@ -98,42 +159,6 @@ def warn_of_loader_keys(cfg: DictConfig) -> None:
         is_other = key in _OF_LOADERS and type(value) is int and value_at(cfg, key) != value
         if is_other and not is_referenced(cfg, name):
             logger.warning("dataloader.%s: a training does not read it. Write %s=%r.", name, key, value)
-
-
-def _nearest_key(name: str, of_model: Iterable[str]) -> str:
-    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
-
-    places = {one: f"model.{one}" for one in of_model} | keys_by_name() | {one: one for one in SECTIONS}
-    near = nearest_of(name, places)
-    return "" if near is None else f"Did you mean {places[near]!r}?"
-
-
-def parameters_of(call: Any) -> Collection[str]:
-    """The names of the arguments that the target of a lazy call takes."""
-    if not (isinstance(call, DictConfig) and TARGET in call):
-        return ()
-    try:
-        signature = signature_of(find_target(call))
-    except UserError:  # reported by the check of this key
-        return ()
-    return () if signature is None else signature.parameters.keys()
-
-
-def keys_of_yaml(file: Path) -> dict[str, int]:
-    """The keys at the top of a YAML file, with their lines; without those that only carry an anchor for others.
-
-    Nothing of a file that a run has saved: it has all that its configuration had.
-    """
-    text = file.read_text(encoding="utf-8")
-    node = None if is_saved(text) else yaml.compose(text, Loader=Loader)
-    keys = [key for key, value in node.value] if isinstance(node, yaml.MappingNode) else []
-    found = {key.value: key.start_mark for key in keys}
-    lines = text.splitlines()
-    return {
-        name: at.line + 1
-        for name, at in found.items()
-        if not re.match(r"\s*:\s*&", lines[at.line][at.column + len(name) :])
-    }
 
 
 def unread_names(file: Path) -> dict[str, int]:

@@ -163,7 +163,7 @@ def with_format(text: str) -> str:
 
 def is_saved(text: str) -> bool:
     """Whether the text is that of a saved file."""
-    return text.rstrip().rpartition("\n")[2].startswith(_FORMAT_LINE)
+    return f"\n{_FORMAT_LINE}" in text
 
 
 def _check_format(text: str, filename: str | os.PathLike[str]) -> None:

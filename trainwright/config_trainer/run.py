@@ -180,7 +180,6 @@ class ConfigRun(Run):
             self.overrides, "build_optimizer", built, is_right=is_right, must="an optimizer, or a dict of them by name"
         )
         self.optimizer = NamedOptimizers(built) if isinstance(built, Mapping) else built
-        setup.set_plateau_mode(cfg)
         schedule = trainer.build_lr_scheduler(cfg, self.optimizer)
         warn_of_none(self.overrides, "build_lr_scheduler", schedule, "the learning rate stays as it is")
         several = isinstance(schedule, Mapping)
@@ -337,17 +336,10 @@ class ConfigRun(Run):
         return [LRScheduler()]
 
     def after_evaluation(self) -> list[HookBase | None]:
-        """Step a ReduceLROnPlateau by the result that chooses the best checkpoint."""
-        metric, me = self.best_metric, weakref.proxy(self)
         has_plateau = any(isinstance(one, ReduceLROnPlateau) for one in self.schedules())
-        if not (has_plateau and self.evaluates) or metric.is_of_training:
+        if not (has_plateau and self.evaluates) or self.best_metric.is_of_training:
             return []
-
-        def latest() -> float | None:
-            values = me.trainer.storage.latest()
-            return next((values[name][0] for name in (f"eval_{metric.key}", metric.key) if name in values), None)
-
-        return [ReduceOnPlateau(latest)]
+        return [_Plateau(weakref.proxy(self).new_result, self.best_metric)]
 
     def save_hook(self) -> HookBase | None:
         saving = self.cfg.train.checkpointer
@@ -654,3 +646,26 @@ def names_loaders(cfg: DictConfig) -> bool:
     """Whether the test loaders are a dictionary, whose keys name the results."""
     is_named = isinstance(try_get_key(cfg, "dataloader.test", default=None), Mapping | DictConfig)
     return is_named and cfg.train.overfit_batches is None
+
+
+class _Plateau(ReduceOnPlateau):
+    """Steps a ReduceLROnPlateau by the metric of the best checkpoint, unless a hook of the user's does it."""
+
+    def __init__(self, read_metric: Callable[[], float | None], metric: BestMetric) -> None:
+        super().__init__(read_metric)
+        self._metric = metric
+
+    def before_train(self) -> None:
+        self.is_idle = any(isinstance(one, ReduceOnPlateau) and one is not self for one in self.trainer.hooks)
+        several, mode = self.trainer.lr_schedulers or {}, self._metric.mode()
+        for schedule in () if self.is_idle else (self.trainer.lr_scheduler, *several.values()):
+            if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != mode:
+                raise ConfigError(
+                    f"train.scheduler: got a ReduceLROnPlateau with mode={schedule.mode!r}, and the best"
+                    f" {self._metric.key} is the {mode}imum. Write mode={mode!r} in its call, or set another"
+                    " train.evaluation.eval_metric."
+                )
+
+    def after_step(self) -> None:
+        if not self.is_idle:
+            super().after_step()

@@ -17,7 +17,6 @@ from typing import Any, Self
 
 import torch
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.base.dist import (
@@ -166,25 +165,31 @@ def warn_of_order(node: Any) -> None:
         )  # fmt: skip
 
 
+# Arguments of loaders that choose no samples.
+_OF_READING = {TARGET, "num_workers", "batch_size", "train_batch_size", "test_batch_size", "shuffle", "drop_last"}
+
+
 def warn_of_same_data(cfg: DictConfig) -> None:
-    """Log test loaders whose data set is the call of the training loader: with its arguments, as after a copy."""
+    """Log test loaders whose data set is the call of the training loader, with its arguments, as after a copy."""
     if not value_at(cfg, "train.evaluation.enabled") or value_at(cfg, "train.overfit_batches") is not None:
         return
-    train = _called(value_at(cfg, "dataloader.train.dataset"))
     tests = value_at(cfg, "dataloader.test")
-    for name, node in raw_children(tests).items() if isinstance(tests, DictConfig | ListConfig) else ():
-        if train is not None and _called(value_at(node, "dataset")) == train:
-            logger.warning(
-                "dataloader.test.%s.dataset: the same call, with the same arguments, as dataloader.train.dataset:"
-                " the evaluation measures the data of the training.", name,
-            )  # fmt: skip
+    nodes = [*raw_children(tests).values()] if isinstance(tests, DictConfig | ListConfig) else []
+    train, *others = (_data_of(node) for node in (value_at(cfg, "dataloader.train"), *nodes))
+    if train is not None and others and all(one == train for one in others):
+        logger.warning(
+            "dataloader.test: its data set is the same call, with the same arguments, as dataloader.train.dataset. If"
+            " both give the same samples, the evaluation measures the data of the training.",
+        )
 
 
-def _called(dataset: Any) -> Any:
-    """The call of a data set, or the only one in a list, if it has arguments."""
-    plain = to_plain(dataset)[0]
-    one = plain[0] if isinstance(plain, list) and len(plain) == 1 else plain
-    return one if isinstance(one, dict) and TARGET in one and len(one) > 1 else None
+def _data_of(loader: Any) -> Any:
+    """The call of the data set, if it has arguments and the loader reads all of it."""
+    call = to_plain(loader)[0] if isinstance(loader, DictConfig) else {}
+    data = call.pop("dataset", None)
+    data = data[0] if isinstance(data, list) and len(data) == 1 else data
+    is_call = isinstance(data, dict) and TARGET in data and len(data) > 1
+    return data if is_call and call.keys() <= _OF_READING else None
 
 
 def limit_data(train: DictConfig, data_loader: Any) -> None:
@@ -578,14 +583,6 @@ def resolve_eval_mode(cfg: DictConfig) -> None:
             f"train.evaluation.eval_metric: got {evaluation.eval_metric!r}, and it is unknown whether higher is"
             " better. Set train.evaluation.eval_mode='max' or 'min'."
         )
-
-
-def set_plateau_mode(cfg: DictConfig) -> None:
-    """Give a ReduceLROnPlateau without a mode that of the metric which it watches."""
-    given = cfg.train.scheduler
-    for node in given.values() if are_several(given) else (given,):
-        if isinstance(node, DictConfig) and locate_target(node) is ReduceLROnPlateau and "mode" not in node:
-            node.mode = cfg.train.evaluation.eval_mode
 
 
 def scale_to_data(cfg: DictConfig, data_loader: Any) -> None:

@@ -313,6 +313,12 @@ class Run:
         """Hooks between the evaluation and the best checkpoint."""
         return []
 
+    def new_result(self) -> float | None:
+        """The value of the metric of the best checkpoint that this iteration has put; None without one."""
+        key, values = self.best_metric.key, self.trainer.storage.latest()
+        value, at = next((values[name] for name in (f"eval_{key}", key) if name in values), (0.0, -1))
+        return value if at >= self.trainer.iterations_done - 1 else None
+
     def more_hooks(self) -> list[HookBase | None]:
         """Hooks that only this API has, behind all others."""
         return []

@@ -238,7 +238,7 @@ class BestCheckpointer(HookBase):
             return
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
         self.best_results = state.get("results", {})
-        if "since" in state:
+        if "next" in state.get("since", ()):
             self._since_check.load_state_dict(state["since"])
         self.top = [(value, at, name) for value, at, name in state.get("top", [])][: self._top_k]
 

@@ -73,7 +73,8 @@ class LRScheduler(HookBase):
         if is_plateau and not any(hook.uses_results for hook in self.trainer.hooks):
             raise ConfigError(
                 "LRScheduler: got a ReduceLROnPlateau, which is stepped with the result of an evaluation, and there is"
-                " none. Set dataloader.test, or use another schedule; the hook ReduceOnPlateau takes a metric of yours."
+                " none: it needs dataloader.test, and as train.evaluation.eval_metric one of the results. Or use"
+                " another schedule; the hook ReduceOnPlateau steps by a metric of yours."
             )
 
     def after_step(self) -> None:

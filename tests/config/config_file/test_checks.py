@@ -270,26 +270,10 @@ def test_a_cycle_without_its_length_is_refused_before_it_is_built(given):
 
 @pytest.mark.parametrize("given", [{"total_steps": 30}, {"epochs": 3, "steps_per_epoch": 10}])
 def test_a_cycle_with_a_length_is_not_refused(given):
+    def logger_of_mine(optimizer, max_lr, total_steps=None, epochs=None, steps_per_epoch=None): ...
+
+    assert argument_fault(logger_of_mine, {"optimizer": None, "max_lr": 0.1}) is None
     assert argument_fault(torch.optim.lr_scheduler.OneCycleLR, {"optimizer": None, "max_lr": 0.1, **given}) is None
-
-
-def test_a_tuple_in_yaml_is_answered_with_the_list_to_write(tmp_path):
-    (tmp_path / "c.yaml").write_text(
-        "model: {_target_: torch.nn.Linear, in_features: 4, out_features: 2}\n"
-        "dataloader: {train: {_target_: torch.utils.data.DataLoader, dataset: []}}\n"
-        "train: {topk: '(1,)', output_dir: 'runs (2, old)'}\n"
-        "names: ['(a, b)', '(3)']\n"
-    )
-    text = str(fault(complete(LazyConfig.load(tmp_path / "c.yaml"))))
-    assert "topk" in text
-    assert "got the text '(1,)'. YAML has no tuples: write [1]." in text
-    assert "faults" not in text
-
-
-def test_a_tuple_in_a_text_of_a_python_file_is_a_text():
-    cfg = whole()
-    cfg.train.output_dir = "(1, 2)"
-    validate(cfg)
 
 
 def test_a_name_of_another_library_within_a_section_is_answered_with_the_key_of_this_section():

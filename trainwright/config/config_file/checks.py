@@ -80,8 +80,6 @@ def validate(cfg: DictConfig, *, source: str | None = None) -> None:
     ``source`` is its file. A message names the override that set a wrong value. Targets are imported but not called.
     """
     faults = [*_section_faults(cfg), *_setting_faults(cfg), *_optimizer_faults(cfg), *_target_faults(cfg)]
-    known = {fault.path for fault in faults}
-    faults += [fault for fault in _tuple_faults(cfg) if fault.path not in known]
     faults += _faults_of_rules(cfg, faults)
     if not faults:
         return
@@ -153,18 +151,6 @@ def _secret_faults(node: Any, path: str) -> Iterator[Fault]:
     elif isinstance(node, DictConfig | ListConfig):
         for key, child in raw_children(node).items():
             yield from _secret_faults(child, f"{path}.{key}")
-
-
-def _tuple_faults(node: DictConfig | ListConfig, path: str = "") -> Iterator[Fault]:
-    """Tuples of numbers as Python writes them, in data, where they are texts."""
-    for key, child in raw_children(node).items():
-        where = f"{path}.{key}".lstrip(".")
-        if isinstance(child, DictConfig | ListConfig):
-            yield from _tuple_faults(child, where)
-        elif not is_trusted(node) and re.fullmatch(r"\([-+.\de, ]*\d,[-+.\de, ]*\)", text := str(child._value())):
-            values = text.strip("(), ").split(",")
-            write = f"YAML has no tuples: write [{', '.join(one.strip() for one in values)}]."
-            yield Fault(where, f"got the text {text!r}. {write}", ConfigTypeError)
 
 
 def _loader_faults(cfg: DictConfig) -> Iterator[Fault]:

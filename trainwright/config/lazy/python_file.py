@@ -6,6 +6,7 @@ the file's own folder (``from configs.train import train`` in ``configs/config.p
 """
 
 import builtins
+import difflib
 import importlib
 import inspect
 import os
@@ -97,7 +98,8 @@ def _not_there(path: Path, error: Exception, namespace: Mapping[str, Any]) -> st
         )
     is_here = traceback.extract_tb(error.__traceback__)[-1].filename == str(path)
     key = re.match(r"'dict' object has no attribute '(\w+)'", str(error))
-    if isinstance(error, AttributeError) and key is not None and is_here:
+    line = getattr(_step_in(path, error), "line", "")
+    if isinstance(error, AttributeError) and key is not None and is_here and f".{key[1]}(" not in line:
         return f". A dict has keys: write [{key[1]!r}] in place of .{key[1]}"
     if not isinstance(error, NameError) or not error.name or not is_here:
         return ""
@@ -119,7 +121,9 @@ def _missing_module(path: Path, error: ImportError) -> str:
     if not isinstance(error, ModuleNotFoundError) or step is None:
         return ""
     if str(error.name).partition(".")[0] not in _OTHERS:
-        return "." * bool(near := nearest_name(str(error.name), [one.stem for one in path.parent.glob("*.py")])) + near
+        beside = [one.stem for one in path.parent.glob("*.py")]
+        near = difflib.get_close_matches(str(error.name), beside, n=1, cutoff=0.85)
+        return f". Did you mean {near[0]!r}?" if near else ""
     imported = re.search(r"\bimport\s+\(?\s*(\w+)", step.line or "")
     return "" if imported is None else import_hint(imported[1], "trainwright", ". Here it is")
 

@@ -276,9 +276,8 @@ def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, par
         written = ", ".join(f"{name}={values.get(name, '...')}" for name in names)
         what = ", the length of the run in iterations" if _LENGTH in written else ""
         return f"{short_name(target)} needs {' and '.join(names)}: write {written} in its call{what}."
-    lengths = ("total_steps", "epochs", "steps_per_epoch")  # of OneCycleLR, where they are optional
     has_none = kwargs.get("total_steps") is None and None in (kwargs.get("epochs"), kwargs.get("steps_per_epoch"))
-    if not partial and set(lengths) <= signature.parameters.keys() and has_none:
+    if dotted_path(target) == "torch.optim.lr_scheduler.OneCycleLR" and has_none and not partial:  # all are optional
         return f"{short_name(target)} needs its length in iterations: total_steps={_LENGTH} is the run's."
     return None
 
