@@ -207,10 +207,17 @@ def test_an_attribute_that_is_not_set_yet_says_where_to_set_it(tmp_path: Path) -
 def test_methods_of_the_python_api_are_named_as_in_config_files(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    mine = trainer_with(compute_loss=lambda self, model, inputs: None, train_dataloader=lambda self: None)
+    own = {"train_dataloader": lambda self: None, "training_step": lambda self, batch, batch_idx: None}
+    mine = trainer_with(compute_loss=lambda self, model, inputs: None, **own)
     mine(file_config(tmp_path, Classifier, points, train_iter=2, train_micro_batch_size=8)).train()
     assert "compute_loss is never called by the training. Here it is forward of the model" in caplog.text
     assert "train_dataloader is never called by the training. Here it is build_train_loader" in caplog.text
+    assert "training_step is never called by the training. Here it is train_step(self, model, inputs)" in caplog.text
+    of_lightning = trainer_with(train_step=lambda self, batch, batch_idx: None)
+    with pytest.raises(
+        ConfigTypeError, match=r"called with \(model, inputs\): it takes \(batch, batch_idx\); write def"
+    ):
+        of_lightning(file_config(tmp_path, Classifier, points, train_iter=2, train_micro_batch_size=8))
 
 
 def test_main_takes_the_class_of_the_trainer_by_name() -> None:

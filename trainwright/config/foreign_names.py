@@ -415,6 +415,8 @@ _LOADERS = {
     "eval": "build_test_loader(cls, cfg, tokenizer=None)",
 }
 METHODS_OF_CONFIGS = METHODS | {
+    "training_step": "train_step(self, model, inputs), which calls self.backward(loss), self.step() and returns what"
+    " is logged",
     **dict.fromkeys(
         ("configure_optimizers", "create_optimizer", "create_optimizer_and_scheduler", "create_scheduler"),
         "build_optimizer(cls, cfg, model), with build_lr_scheduler(cls, cfg, optimizer)",

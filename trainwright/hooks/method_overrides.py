@@ -187,7 +187,10 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
         method = getattr(owner, name)
         try:
             with suppress(ValueError):  # it has no signature
-                read_signature(method, follow_wrapped=False).bind(*parameters)  # a decorator may add some
+                own = read_signature(method, follow_wrapped=False)
+                own.bind(*parameters)  # a decorator may add some
+                if "batch_idx" in own.parameters:  # of Lightning, whose step gets other arguments
+                    raise TypeError
         except TypeError:
             arguments = [each.name for each in parameters]
             written = [

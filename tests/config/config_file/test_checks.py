@@ -16,6 +16,7 @@ from trainwright.config import ConfigError, LazyCall, LazyConfig
 from trainwright.config.config_file.checks import _log_without_effect, validate
 from trainwright.config.config_file.sections import complete
 from trainwright.config.lazy.targets import argument_fault
+from trainwright.data import build_image_train_loader
 
 
 def test_the_defaults_a_small_run_and_ready_made_objects_have_no_faults():
@@ -280,3 +281,18 @@ def test_a_name_of_another_library_within_a_section_is_answered_with_the_key_of_
     cfg = whole()
     cfg.train.checkpointer.save_total_limit = 2
     assert "no such key. Did you mean 'train.checkpointer.max_to_keep'?" in str(fault(cfg))
+
+
+def test_a_setting_of_the_groups_beside_those_of_the_optimizer_is_answered_with_its_key():
+    cfg = whole()
+    cfg.optim = get_config("common/optim.py").optim
+    cfg.optim.clip_grad_max_norm = 0.5
+    assert "Here it is optim.params.clip_grad_max_norm." in str(fault(cfg))
+
+
+def test_a_training_loader_among_those_of_evaluations_is_refused():
+    cfg = whole()
+    cfg.dataloader.test = [LazyCall(build_image_train_loader)(dataset=[], train_batch_size=2)]
+    text = str(fault(cfg))
+    assert "dataloader.test.0._target_" in text
+    assert "Write build_image_test_loader." in text

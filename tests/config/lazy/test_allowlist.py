@@ -175,6 +175,13 @@ def test_code_anywhere_in_an_unpacked_archive_is_data(project, monkeypatch, file
         assert locate_untrusted("own_parts_xyz.Net").__name__ == "Net"
 
 
+def test_a_target_without_its_module_is_answered_with_the_form(project):
+    (project / "config.yaml").touch()
+    for file in (None, project / "config.yaml"):
+        with pytest.raises(ConfigError, match=r"got 'Net', without its module\. Write module\.Net"):
+            locate_untrusted("Net", config_file=file)
+
+
 def test_a_refusal_shows_the_project_root_that_the_file_names(project, folders):
     file = folders["run"] / "config.yaml"
     use_project(file, {"project_root": str(folders["other"])})

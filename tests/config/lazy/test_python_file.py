@@ -142,6 +142,11 @@ def test_a_call_without_an_argument_in_code_that_the_file_calls_is_no_forgotten_
         ("from trainwright.callbacks import ProgressBar", r"line 1\. Did you mean `from .* import ProgressBar\w+`\?"),
         ("from digits_projet import Net", r"line 1\. Did you mean 'digits_project'\?"),
         ("import xyzabc", r"line 1$"),
+        (
+            "import beside_xyz",
+            r"line 1\. beside_xyz\.py is beside this file: write from \.beside_xyz import \.\.\., or move",
+        ),
+        ("x = dict(a=1).iteritems()", r"line 1$"),
         ("train = dict(a=1)\ntrain.a = 2", r"line 2\. A dict has keys: write \['a'\] in place of \.a"),
         ("from trainwright.lr_scheduler import WarmupCosineLR", r"`from trainwright\.optim import WarmupCosineLR`"),
         (
@@ -153,6 +158,7 @@ def test_a_call_without_an_argument_in_code_that_the_file_calls_is_no_forgotten_
 def test_a_name_or_module_that_is_not_there_is_answered_with_the_line_to_write(tmp_path, text, answer):
     (tmp_path / "c.py").write_text(text + "\n")
     (tmp_path / "digits_project.py").touch()
+    (tmp_path / "beside_xyz.py").touch()
     with pytest.raises((NameError, ImportError, TypeError, AttributeError)) as caught:
         LazyConfig.load(tmp_path / "c.py")
     assert re.search(answer, "\n".join(caught.value.__notes__))
@@ -162,4 +168,11 @@ def test_a_section_inside_of_train_is_named_as_one_of_its_own(tmp_path):
     text = 'from trainwright import get_config\ntrain = get_config("common/train.py").train\ntrain.optim.lr = 0.1\n'
     (tmp_path / "c.py").write_text(text)
     with pytest.raises(ConfigKeyError, match=r"line 3: train\.optim: .* optim is a section of its own: write optim ="):
+        LazyConfig.load(tmp_path / "c.py")
+
+
+def test_an_optimizer_that_is_built_in_the_file_is_answered_with_its_lazy_call(tmp_path):
+    text = "import torch\nfrom trainwright import LazyCall\nmodel = LazyCall(torch.nn.Linear)(in_features=1)\n"
+    (tmp_path / "c.py").write_text(text + "optim = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)\n")
+    with pytest.raises(ConfigKeyError, match=r"Write optim = LazyCall\(torch\.optim\.SGD\)\(lr=0\.1, momentum=0\.9\)"):
         LazyConfig.load(tmp_path / "c.py")

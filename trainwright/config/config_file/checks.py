@@ -378,8 +378,15 @@ def _node_faults(node: Any, path: str, also: set[str] | frozenset[str] = frozens
             yield from _node_faults(value, where)
 
 
+_OF_TRAINING = ("build_image_train_loader", "build_nlp_train_loader")
+
+
 def _call_faults(node: DictConfig, path: str, also: set[str] | frozenset[str]) -> Iterator[Fault]:
     origin = origin_of(node)
+    if path.startswith("dataloader.test.") and (name := _name_of_target(node)) in _OF_TRAINING:
+        text = f"got {name}, whose loader shuffles and never ends. Write {name.replace('train', 'test')}."
+        yield Fault(f"{path}.{TARGET}", text, ConfigTypeError, origin)
+        return
     try:
         target = find_target(node)
     except Exception as error:  # the module of the target is user code and may raise anything

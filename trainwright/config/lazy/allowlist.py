@@ -382,6 +382,10 @@ def _refusal(path: str, config_file: Path | None = None) -> ConfigError:
             f"target {path!r} is refused: data may only use public names, and a part of this name starts with '_'. Use "
             "a public name, or name the target in a Python config file."
         )
+    if path.isidentifier():
+        return ConfigError(
+            f"got {path!r}, without its module. Write module.{path}, with the name of the file before it."
+        )
     if config_file is not None and not _is_installed(first := path.split(".")[0]):
         roots = [here for here in working_folder() if not _lies_in(here, _data_folders)]
         file, names = shown(str(config_file)), [entry.stem for folder in roots for entry in folder.iterdir()]

@@ -122,6 +122,9 @@ def _missing_module(path: Path, error: ImportError) -> str:
         return ""
     if str(error.name).partition(".")[0] not in _OTHERS:
         beside = [one.stem for one in path.parent.glob("*.py")]
+        if error.name in beside:  # whose folder is not searched
+            names = f"from .{error.name} import ..."
+            return f". {error.name}.py is beside this file: write {names}, or move it to {path.parents[1]}"
         near = difflib.get_close_matches(str(error.name), beside, n=1, cutoff=0.85)
         return f". Did you mean {near[0]!r}?" if near else ""
     imported = re.search(r"\bimport\s+\(?\s*(\w+)", step.line or "")
@@ -142,7 +145,7 @@ def _import_error(path: Path, error: ImportError) -> ImportError:
 
 def _missing_key(path: Path, error: ConfigAttributeError) -> ConfigKeyError:
     """The error of a key that a section or a lazy call does not have, with the nearest one."""
-    where = f"{path}{_line_in(path, error)}: {error.full_key}"
+    step, where = _step_in(path, error), f"{path}{_line_in(path, error)}: {error.full_key}"
     if isinstance(error.parent_node, ListConfig):
         section = str(error.full_key).removesuffix(f"[{error.key}]")
         return ConfigKeyError(f"{where}: {section} is a list. Write {section}[0].{error.key} for its first item.")
@@ -156,6 +159,8 @@ def _missing_key(path: Path, error: ConfigAttributeError) -> ConfigKeyError:
             " the run builds it later. The run also gives the optimizer the model's parameters, without params=, and"
             " moves the model to its device: leave such lines out."
         )
+        if call := re.search(r"=\s*([\w.]+)\(\s*\w+\.parameters\(\)\s*,?\s*(.*)\)", getattr(step, "line", "")):
+            hint = f"The run gives the optimizer the model's parameters. Write optim = LazyCall({call[1]})({call[2]})."
     return ConfigKeyError(f"{where}: no such key. {hint}")
 
 

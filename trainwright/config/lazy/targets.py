@@ -315,6 +315,13 @@ def unknown_arguments(target: Callable[..., Any], names: Iterable[str]) -> dict[
     return {n: f"{text} {n!r}.{_hint(n, taken)}" for n in given if n not in taken}
 
 
+# Arguments of get_default_optimizer_params, which users look for beside those of the optimizer.
+_OF_GROUPS = (
+    "clip_grad_max_norm", "clip_grad_norm_type", "clip_grad_value", "weight_decay_norm", "weight_decay_bias",
+    "overrides", "layer_decay",
+)  # fmt: skip
+
+
 def _hint(name: str, taken: Collection[str]) -> str:
     """The parameter that other libraries call ``name``, else one that is spelled almost so, as a sentence."""
     from trainwright.config.key_hints import keys_by_name, own_code_hint  # here: loads pydantic
@@ -325,7 +332,9 @@ def _hint(name: str, taken: Collection[str]) -> str:
         return f" Did you mean {here!r}?"
     if near := nearest_name(name, taken):
         return near
-    if key.startswith("optim.params."):
+    if name in _OF_GROUPS:
+        key = f"optim.params.{name}"
+    if key.startswith("optim.params.") and taken >= {"params", "lr"}:
         return f" Here it is {key}."
     if name == "type":  # as in MMEngine
         return " Another class is a lazy call: LazyCall(Class)(...), in YAML {_target_: module.Class}."
