@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader
 
 from tests.toys import Classifier, file_config, points
 from trainwright import DefaultTrainer
+from trainwright.base.errors import ConfigError
 from trainwright.cli.train import main
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator
 from trainwright.events import EventWriter
@@ -214,9 +215,7 @@ def test_methods_of_the_python_api_are_named_as_in_config_files(
     assert "train_dataloader is never called by the training. Here it is build_train_loader" in caplog.text
     assert "training_step is never called by the training. Here it is train_step(self, model, inputs)" in caplog.text
     of_lightning = trainer_with(train_step=lambda self, batch, batch_idx: None)
-    with pytest.raises(
-        ConfigTypeError, match=r"called with \(model, inputs\): it takes \(batch, batch_idx\); write def"
-    ):
+    with pytest.raises(ConfigError, match=r"called with \(model, inputs\): it takes \(batch, batch_idx\); write def"):
         of_lightning(file_config(tmp_path, Classifier, points, train_iter=2, train_micro_batch_size=8))
 
 

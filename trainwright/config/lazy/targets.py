@@ -334,7 +334,7 @@ def _hint(name: str, taken: Collection[str]) -> str:
         return near
     if name in _OF_GROUPS:
         key = f"optim.params.{name}"
-    if key.startswith("optim.params.") and taken >= {"params", "lr"}:
+    if key.startswith("optim.params.") and {"params", "lr"} <= set(taken):
         return f" Here it is {key}."
     if name == "type":  # as in MMEngine
         return " Another class is a lazy call: LazyCall(Class)(...), in YAML {_target_: module.Class}."
