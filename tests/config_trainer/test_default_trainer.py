@@ -261,7 +261,7 @@ def test_milestones_that_are_no_iterations_of_the_run_are_named(
          " train.checkpointer.save_model_after_n_epoch=1."),
         ({"eval_period": 2}, None),  # five in an epoch
         ({"eval_period": 0.1}, None),
-        ({"eval_period": 1, "train_epoch": 0.5}, None),
+        ({"eval_period": 1, "train_epoch": 1}, None),  # once
         ({"eval_period": 1, "train_iter": 30, "train_epoch": 0}, None),
         ({"eval_period": 1, "evaluation.eval_after_n_epoch": 1}, None),
         ({"eval_period": 1, "evaluation.enabled": False}, None),

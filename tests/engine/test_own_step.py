@@ -266,35 +266,92 @@ def descended(trainer: Any, loss: Any) -> None:
         parameter.data.sub_(0.1 * gradient)
 
 
-USES: dict[str, tuple[Callable[[Any, Any], object], bool]] = {
-    "none": (lambda trainer, loss: None, True),
-    "backward": (differentiated, False),
-    "accumulation": (accumulated, False),
-    "step": (stepped, False),
-    "descent": (descended, False),
+def descended_after_backward(trainer: Any, loss: Any) -> None:
+    loss.backward()
+    for parameter in trainer.model.parameters():
+        parameter.data.sub_(0.1 * parameter.grad)
+        parameter.grad = None
+
+
+def descended_with_graph(trainer: Any, loss: Any) -> None:
+    parameters = [one for one in trainer.model.parameters() if one.requires_grad]
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, create_graph=True), strict=True):
+        parameter.data.sub_(0.1 * gradient.detach())
+
+
+def balanced(trainer: Any, loss: Any) -> None:
+    """Without gradients; the sum of the parameters stays."""
+    for parameter in trainer.model.parameters():
+        change = 0.01 * torch.randn_like(parameter)
+        parameter.data.add_(change - change.mean())
+
+
+def in_some_updates(is_due: Callable[[int], bool], skipped: float = 1.0) -> Callable[[Any, Any], Any]:
+    def use(trainer: Any, loss: Any) -> Any:
+        if not is_due(trainer.iter):
+            return loss * skipped
+        trainer.backward(loss)
+        trainer.step()
+        return loss
+
+    return use
+
+
+def summed(trainer: Any, loss: Any) -> None:
+    trainer.losses = [*getattr(trainer, "losses", []), loss]
+    if len(trainer.losses) == 4:
+        trainer.backward(sum(trainer.losses) / 4)
+        trainer.step()
+        trainer.losses = []
+
+
+def computed_again(trainer: Any, loss: Any) -> Any:
+    descended(trainer, loss)
+    return sum(parameter.square().sum() for parameter in trainer.model.parameters())
+
+
+def returned_in_some_updates(trainer: Any, loss: Any) -> Any:
+    return loss if trainer.iter < 9 else loss.detach()
+
+
+_UNUSED = (
+    "Own.train_step returns a loss with its graph, and has called neither self.backward nor self.step. Write before the"
+    " return: self.backward(loss), then"
+)
+_NO_STEP = (
+    "Own.train_step has made no optimizer step in {} iterations: no parameter has changed. Write self.backward(loss),"
+    " then self.step()."
+)
+USES: dict[str, tuple[Callable[[Any, Any], object], str]] = {
+    "none": (lambda trainer, loss: None, f"{_UNUSED} self.step()."),
+    "none, and detached": (returned_in_some_updates, _NO_STEP.format(10)),
+    "backward": (differentiated, _NO_STEP.format(12)),  # may accumulate
+    "accumulation": (accumulated, ""),
+    "step": (stepped, ""),
+    "descent": (descended, ""),
+    "descent after a backward pass": (descended_after_backward, ""),
+    "descent with a graph": (descended_with_graph, ""),
+    "descent, and the loss again": (computed_again, ""),
+    "without gradients": (balanced, ""),
+    "from the third update on": (in_some_updates(lambda number: number >= 2), ""),
+    "in two of three updates": (in_some_updates(lambda number: number % 3 > 0), ""),
+    "all but the first": (in_some_updates(lambda number: number > 0, skipped=0.0), ""),
+    "a sum of four": (summed, ""),
 }
 
 
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("api", ["Python", "config file"])
 @pytest.mark.parametrize("is_mean", [False, True])
-def test_a_loss_that_is_returned_instead_of_differentiated_is_a_warning_in_the_first_update(
+def test_a_loss_that_is_returned_instead_of_differentiated_is_a_warning_after_some_updates(
     api: str, use: str, is_mean: bool, tmp_path: Path, caplog: Any, recwarn: Any
 ) -> None:
-    do, is_warned = USES[use]
+    do, text = USES[use]
     own_step(api, tmp_path, do, is_mean=is_mean).train()
-    assert [text for text in caplog.messages if _UNUSED in text] == [
-        f"Own.train_step {_UNUSED} self.step()."
-    ] * is_warned
-    if is_warned:
-        assert "no optimizer step" not in caplog.text
+    warnings = [one for one in caplog.messages if "with its graph" in one or "no optimizer step" in one]
+    assert warnings == ([text] if text else [])
+    if use in ("none", "none, and detached", "all but the first"):
         assert not [one for one in recwarn if "lr_scheduler.step()" in str(one.message)]
-
-
-_UNUSED = (
-    "returns a loss with its graph, and has called neither self.backward nor self.step. Write before the return:"
-    " self.backward(loss), then"
-)
 
 
 def own_step(api: str, folder: Path, do: Callable[[Any, Any], object], *, is_mean: bool) -> Any:
@@ -303,13 +360,13 @@ def own_step(api: str, folder: Path, do: Callable[[Any, Any], object], *, is_mea
             is_dict = isinstance(inputs, dict)
             loss = model(**inputs)["loss"] if is_dict else F.cross_entropy(model(inputs[0]), inputs[1])
             loss = torch.stack([loss, loss]).mean() if is_mean else loss  # a mean saves no tensors
-            do(self, loss)
-            return {"step_loss": loss}
+            returned = do(self, loss)
+            return {"step_loss": loss if returned is None else returned}
 
     if api == "Python":
-        settings = config(folder, batch_size=16, max_steps=4, lr_scheduler_type="linear")
+        settings = config(folder, batch_size=16, num_epochs=3, lr_scheduler_type="linear")
         return type("Own", (Step, Trainer), {})(make(), settings, PAIRS)
-    cfg = file_config(folder, Classifier, points, train_iter=4, train_micro_batch_size=8)
+    cfg = file_config(folder, Classifier, points, train_iter=12, train_micro_batch_size=8)
     return type("Own", (Step, DefaultTrainer), {})(cfg)
 
 
@@ -322,7 +379,7 @@ def test_a_step_without_a_backward_pass_names_the_steps_of_several_optimizers(tm
     sgd, parts = LazyCall(torch.optim.SGD), {"a": "body.0", "b": "body.2"}
     cfg.optim = {name: sgd(params={"part": part}, lr=0.1) for name, part in parts.items()}
     Own(cfg).train()
-    assert f"Own.train_step {_UNUSED} self.step('a') and self.step('b')." in caplog.messages
+    assert f"{_UNUSED} self.step('a') and self.step('b')." in caplog.messages
 
 
 class AtBatch(Callback):

@@ -296,7 +296,13 @@ def test_a_decay_that_ends_long_before_the_run_is_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("changes", "is_warned"), [({}, True), ({"early_stopping": {"patience": 2}}, False), ({"max_steps": 30}, False)]
+    ("changes", "is_warned"),
+    [
+        ({}, True),
+        ({"early_stopping": {"patience": 2}}, False),
+        ({"max_steps": 30}, False),
+        ({"lr_scheduling_steps": 1}, False),
+    ],
 )
 def test_milestones_of_a_schedule_of_updates_that_are_epochs_are_a_warning(
     changes: dict[str, Any], is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

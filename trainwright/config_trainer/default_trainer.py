@@ -335,7 +335,7 @@ class DefaultTrainer(RunMethods):
             run.step = stepper.new_step(get_batch, self.device, own_step, reads_ahead=reads_ahead)
             stepper.steps.use_after_batch(run.step, run.after_batch())
             if own_step is not None:
-                run.see_first_logs(own_step)
+                run.own_step.watch_returned(run.step)
             return run.step.run
         return setup.bind_arguments(stepper.run_step, self.run.prepare, self.device)
 

@@ -422,19 +422,6 @@ class ConfigRun(Run):
     def samples_of_window(self, batches: int) -> int:
         return batches * int(self.cfg.train.train_micro_batch_size) * get_data_parallel_size()
 
-    def see_first_logs(self, train_step: Callable[[Any, Any], Any]) -> None:
-        """Let ``own_step`` see what the first batch's ``train_step``, the user's, returns."""
-        step, own = self.step, self.own_step
-        assert step is not None
-
-        def first(model: Any, batch: Any) -> Any:
-            step.train = train_step
-            logs = train_step(model, batch)
-            own.see_returned(logs)
-            return logs
-
-        step.train = first
-
     def set_position(self) -> None:
         batches, done, hooks = self.batches, self.trainer.samples_done, self.hooks
         is_positioned = set_loader_position(batches.loader, done)

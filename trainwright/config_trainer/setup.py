@@ -724,7 +724,7 @@ _IN_EPOCHS = {
 def warn_of_periods(train: DictConfig, per_epoch: EpochLength | None, *, evaluates: bool) -> None:
     """Log periods that are a small part of an epoch in a run whose length is in epochs: they are probably epochs."""
     length = per_epoch if isinstance(per_epoch, int | Fraction) else 0  # else unknown, or of several lengths
-    most = min(epochs_of_length(train), _MOST_EPOCHS, length / 10)
+    most = min(epochs_of_length(train) / 2, _MOST_EPOCHS, length / 10)
     found = {
         f"train.{key}": (period, f"train.{in_epochs}")
         for key, in_epochs in _IN_EPOCHS.items()

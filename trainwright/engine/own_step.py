@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -19,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
+from trainwright._torch_compat.tensor_chunks import local_of
 from trainwright.base.dist import get_world_size
 from trainwright.base.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.accumulation import scale_gradients
@@ -38,10 +40,12 @@ from trainwright.parallel.mesh import current_mesh
 
 if TYPE_CHECKING:
     from trainwright.engine.run import Run
+    from trainwright.engine.step import Step
 
 logger = logging.getLogger("trainwright.engine")
 
-_MANY_WITHOUT_STEP = 20
+_MANY_WITHOUT_STEP = 10
+_MANY_WITH_GRADIENTS = 20  # without a step: it may accumulate them
 
 
 class OwnStep(HookBase):
@@ -142,9 +146,23 @@ class OwnStep(HookBase):
                 parameter.requires_grad_(True)
 
     def see_returned(self, logs: Any) -> None:
-        """Called with what the step of the user's own has returned for the first batch of a training."""
+        """Called with what the step of the user's own has returned for a batch."""
         if self._first is not None and isinstance(logs, Mapping):
             self._first.see_returned(logs)
+
+    def watch_returned(self, step: "Step") -> None:
+        """See what ``step.train``, the user's own, returns, while optimizer steps are waited for."""
+        train = step.train
+
+        def watched(model: Any, batch: Any) -> Any:
+            logs = train(model, batch)
+            self.see_returned(logs)
+            if self._first is None or self._first.has_decided:
+                step.train = train
+            return logs
+
+        if self._first is not None:
+            step.train = watched
 
     # Hook methods.
 
@@ -316,8 +334,9 @@ class _FirstWindow:
         self._parameters = {id(parameter) for parameter in run.model.parameters()}
         self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
         self._lacks_raw_gradients = False
-        self._num_without_step = 0
+        self._num_without_step = self._checksum = 0
         self._has_any_step = self._has_unused_graph = False
+        self.has_decided = False  # whether to warn of a step that steps no optimizer
         self._has_early_step = has_early_step  # within an accumulation window
         run.update.has_differentiated = run.update.has_finished = False
         self._handle = register_optimizer_step_pre_hook(self._see_step)
@@ -340,18 +359,20 @@ class _FirstWindow:
 
     def count_without_step(self) -> None:
         """Warn of a step that never steps an optimizer; some do so in some iterations only."""
+        if self.has_decided:
+            return
         self._num_without_step += 1
-        is_used = self._run.update.has_differentiated or self._has_any_step or self._has_gradients()
-        if self._num_without_step == 1 and self._has_unused_graph and not is_used:
-            self._num_without_step = _MANY_WITHOUT_STEP  # one warning
-            for optimizer in each_optimizer(self._run.optimizer):
-                mark_stepped(optimizer)  # torch would warn of the order of the steps
-            logger.warning(
-                "%s returns a loss with its graph, and has called neither self.backward nor self.step. Write before the"
-                " return: %s.", self._name, self._calls(),
-            )  # fmt: skip
-        elif self._num_without_step == _MANY_WITHOUT_STEP:
+        if self._num_without_step == 1:
+            self._checksum = _checksum(self._run.model)
+            if self._has_unused_graph and not self._is_used():
+                for optimizer in each_optimizer(self._run.optimizer):
+                    mark_stepped(optimizer)  # torch would warn of the order of the steps
+        elif self._num_without_step >= (_MANY_WITH_GRADIENTS if self._is_used() else _MANY_WITHOUT_STEP):
             self._warn_of_no_step()
+
+    def _is_used(self) -> bool:
+        """Whether the step has done a part of an update."""
+        return self._run.update.has_differentiated or self._has_any_step or self._has_gradients()
 
     def _calls(self) -> str:
         """What a step of the user's own calls."""
@@ -361,14 +382,23 @@ class _FirstWindow:
 
     def end(self) -> None:
         """At the end of a training of fewer iterations."""
-        if 0 < self._num_without_step < _MANY_WITHOUT_STEP:
+        if self._num_without_step > 1 and not self.has_decided:
             self._warn_of_no_step()
 
     def _warn_of_no_step(self) -> None:
-        logger.warning(
-            "%s has made no optimizer step in %d iterations: no parameter has changed. Write %s.",
-            self._name, self._num_without_step, self._calls(),
-        )  # fmt: skip
+        self.has_decided = True
+        if _checksum(self._run.model) != self._checksum:
+            return  # updated without an optimizer
+        if self._has_unused_graph and not self._is_used():
+            logger.warning(
+                "%s returns a loss with its graph, and has called neither self.backward nor self.step. Write before the"
+                " return: %s.", self._name, self._calls(),
+            )  # fmt: skip
+        else:
+            logger.warning(
+                "%s has made no optimizer step in %d iterations: no parameter has changed. Write %s.",
+                self._name, self._num_without_step, self._calls(),
+            )  # fmt: skip
 
     def warn(self) -> None:
         settings, update = _settings_of_step(self._run), self._run.update
@@ -425,9 +455,20 @@ def _has_gradients(optimizer: Any) -> bool:
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
+def _checksum(model: nn.Module) -> int:
+    """A number that changes if a parameter does, except placeholders and tensors of other classes."""
+    total = 0
+    for parameter in model.parameters():
+        values = local_of(parameter)
+        if type(values) in (Tensor, nn.Parameter) and not values.is_meta and values.itemsize <= 8:
+            bits = getattr(torch, f"int{8 * values.itemsize}")
+            total += int(values.detach().view(bits).sum(dtype=bits))
+    return total
+
+
 def _is_freed(node: Any) -> bool:
     """Whether a backward pass has freed the graph at ``node``, by the first tensors that it has saved."""
-    nodes = [node]
+    nodes, known = [node], {node}
     for one in nodes:
         try:
             saved = [getattr(one, name) for name in dir(one) if name == "saved_tensors" or name.startswith("_saved_")]
@@ -436,7 +477,9 @@ def _is_freed(node: Any) -> bool:
         parts = chain.from_iterable(value if isinstance(value, tuple) else [value] for value in saved)
         if any(isinstance(part, Tensor) for part in parts):
             return False
-        nodes += [inner for inner, _ in one.next_functions if inner is not None and inner not in nodes]
+        inner = dict.fromkeys(node for node, _ in one.next_functions if node is not None and node not in known)
+        nodes += inner
+        known.update(inner)
     return False
 
 

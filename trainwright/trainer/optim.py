@@ -223,9 +223,10 @@ class Schedules:
             often, fix = f"every {every} steps" if every else "after each update", f"Set total_steps={planned}"
             if every not in (None, 1):
                 fix += f", or lr_scheduling_steps=1 and total_steps={self._state.plan.total_steps}"
-            plan = self._state.plan
-            has_epochs = plan.max_steps is None and not self._run.spec.may_end_early
-            check_cycle(schedule, planned, often, fix, epochs=plan.num_epochs if has_epochs else 0)
+            plan, spec = self._state.plan, self._run.spec
+            has_epochs = plan.max_steps is None and not spec.may_end_early
+            is_declared = spec.lr_scheduling_steps is not None  # what a step is
+            check_cycle(schedule, planned, often, fix, epochs=plan.num_epochs if has_epochs and not is_declared else 0)
             # Only where lr_scheduling_steps counts for it, may it be meant in batches.
             warn_of_unit(schedule, planned, often, plan.total_steps if every else 0, plan.steps_per_epoch)
             if schedule not in self._known and not isinstance(schedule, FormulaLR | ReduceLROnPlateau):

@@ -271,6 +271,7 @@ class TrainingStep:
                 ' return {"step_loss": loss.detach()}.'
             )
         self._run.own_step.see_returned(logs)
+        self._run.own_step.watch_returned(step)
         loss = logs.get("step_loss")
         if overrides.has("training_step") and not overrides.has("train_step") and not hasattr(loss, "__float__"):
             raise ConfigTypeError(
