@@ -38,6 +38,9 @@ def warnings(folder: Path, caplog: pytest.LogCaptureFixture, more: str, *, saved
         ("lr: 0.1", "line 6: nothing reads lr. A training reads optim.lr."),
         ("log_period: 5", "line 6: nothing reads log_period. A training reads train.log_period."),
         ("trian: {seed: 1}", "line 6: nothing reads trian. Did you mean 'train'?"),
+        ("scheduler: {lr: 1}", "line 6: nothing reads scheduler. A training reads train.scheduler."),
+        ("callbacks: early", "line 6: nothing reads callbacks. A training reads train.callbacks."),
+        ("resume_from: x", "line 6: nothing reads resume_from. Start with --resume."),
         ("zzz: 1", "line 6: nothing reads zzz. A training reads model, dataloader, train, optim, graph, tokenization."),
     ],
 )

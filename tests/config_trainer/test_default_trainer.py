@@ -84,7 +84,7 @@ def test_epochs_alone_decide_how_long_a_run_is_unless_iterations_are_set_too(
 def test_a_schedule_that_needs_a_metric_is_refused_without_evaluations(tmp_path: Path) -> None:
     cfg = config(tmp_path, scheduler=LazyCall(ReduceLROnPlateau)())
     cfg.train.evaluation.enabled = False
-    with pytest.raises(ConfigError, match="stepped with the result of an evaluation, and there is none"):
+    with pytest.raises(ConfigError, match="stepped with a metric, and no hook does so"):
         DefaultTrainer(cfg).train()
 
 
@@ -128,12 +128,21 @@ def test_a_plateau_in_the_other_direction_than_that_of_the_metric_is_refused(tmp
         DefaultTrainer(cfg).train()
 
 
-def test_a_plateau_that_a_hook_of_the_users_steps_is_left_to_it(tmp_path: Path) -> None:
+class StepsTwice(HookBase):
+    uses_results = True
+
+    def after_step(self) -> None:
+        if self.trainer.iter % 2:
+            self.trainer.lr_scheduler.step(1.0)
+
+
+@pytest.mark.parametrize("hook", [lambda: ReduceOnPlateau(lambda: 1.0, period=2), StepsTwice])
+def test_a_plateau_that_a_hook_of_the_users_steps_is_left_to_it(hook: Any, tmp_path: Path) -> None:
     cfg = config(tmp_path, scheduler=LazyCall(ReduceLROnPlateau)(patience=0, factor=0.5), train_iter=4)
     cfg.train.evaluation.eval_period = 1
     cfg.optim.lr = 1.0
     trainer = DefaultTrainer(cfg)
-    trainer.register_hooks([ReduceOnPlateau(lambda: 1.0, period=2)])
+    trainer.register_hooks([hook()])
     trainer.train()
     assert trainer.optimizer.param_groups[0]["lr"] == 0.5  # two steps
 

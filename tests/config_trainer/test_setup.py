@@ -439,6 +439,9 @@ def test_weights_of_another_width_are_answered_with_the_setting_of_their_run(tmp
         DefaultTrainer(width(5, resume=True))
     with pytest.raises(CheckpointError, match=text):
         build_evaluation(width(5, resume=True), DefaultTrainer)
+    (tmp_path / "model_final/trainer.json").write_text("{")  # damaged
+    with pytest.raises(CheckpointError):
+        build_evaluation(width(5, resume=True), DefaultTrainer, str(tmp_path / "model_final"))
 
 
 def of_split(train: bool = True) -> Samples:

@@ -151,7 +151,7 @@ def nearest_of(name: str, allowed: Iterable[str]) -> str | None:
 
     >>> nearest_of("adamww", ["Adam", "AdamW"]), nearest_of("mse", ["mean_squared_error", "loss"])
     ('AdamW', 'mean_squared_error')
-    >>> nearest_of("acc", ["Acc@1", "Acc@5"])
+    >>> nearest_of("acc", ["Acc@1", "Acc@2", "Acc@3", "Acc@4", "Acc@5"])
     'Acc@1'
     """
     wanted, names = _letters(name), sorted(allowed)
@@ -168,7 +168,7 @@ def nearest_of(name: str, allowed: Iterable[str]) -> str | None:
 
 def _closest(word: str, names: Iterable[str], cutoff: float) -> str | None:
     """The most similar name, of several the first in the alphabet: difflib takes the last."""
-    found = difflib.get_close_matches(word, [*names], n=4, cutoff=cutoff)
+    found = difflib.get_close_matches(word, listed := [*names], n=len(listed) or 1, cutoff=cutoff)
     ratios = {one: difflib.SequenceMatcher(a=one, b=word).ratio() for one in found}
     return min(found, key=lambda one: (-ratios[one], one), default=None)
 

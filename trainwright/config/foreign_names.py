@@ -254,7 +254,7 @@ KEYS = {
     "grad_checkpointing": "train.activation_checkpoint.enabled",
     **dict.fromkeys(("work_dir", "output"), "train.output_dir"),
     **dict.fromkeys(
-        ("load_from", "pretrained", "checkpoint", "ckpt", "ckpt_path", "init_checkpoint", "init_weights", "weights"),
+        ("load_from", "pretrained", "checkpoint", "ckpt", "init_checkpoint", "init_weights", "weights"),
         "train.load_weight",
     ),
     "hydra": "train.output_dir",

@@ -58,7 +58,11 @@ def warn_of_names(cfg: DictConfig, file: str) -> None:
     for name, line in (keys_of_yaml(file) if is_yaml else unread_names(Path(file))).items():
         key, there = keys_by_name().get(name, ""), name in cfg
         is_path = key == "dataloader.train.dataset" and not there  # or a name: no lazy call
-        if name in (*SECTIONS, *foreign_names.CALLS) or key in OWN_CODE or is_path or (there and has_own_code):
+        value = value_at(cfg, name)
+        is_call = isinstance(value, DictConfig) and TARGET in value
+        is_known = name in foreign_names.CALLS and (is_call or not is_yaml)  # warn_of_calls, warn_of_lists
+        is_known |= key in OWN_CODE and (isinstance(value, ListConfig) or not is_yaml)
+        if name in (*SECTIONS, "_base_") or is_known or is_path or (there and has_own_code):
             continue
         if is_referenced(cfg, name):  # by a file that this one imports
             continue
@@ -67,13 +71,13 @@ def warn_of_names(cfg: DictConfig, file: str) -> None:
                 "It is of Hydra: the settings of these files are not read. A file in Python imports another: from .base"
             )
             hint += " import model, dataloader, optim, train."
-        elif key and not key.startswith("--"):
-            hint = f"A training reads {key}."
+        elif key:
+            hint = f"Start with {key}." if key.startswith("--") else f"A training reads {key}."
         elif is_yaml and name in of_model:
             hint = f"Did you mean 'model.{name}'?"
         elif is_yaml:
             hint = key_hint(name) or _nearest_key(name, of_model)
-        elif there and TARGET in cfg[name]:
+        elif is_call:
             hint = f"A training reads {', '.join(SECTIONS)}."
         else:
             continue

@@ -150,7 +150,7 @@ def _as_list(hint: Any, value: Any, where: str) -> str:
     if not isinstance(value, str) or len(value) > _MAX_SUGGESTED:
         return ""
     words = [one for one in re.split(r"[,\s]+", value) if one]
-    listed = words if all(re.fullmatch(r"[\w.]+", one) for one in words) else [value]
+    listed = words if words and all(re.fullmatch(r"[\w.]+", one) for one in words) else [value]
     return "" if converted(hint, listed) is listed else f"Write {_line(where, listed)}."
 
 

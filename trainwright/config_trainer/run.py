@@ -643,7 +643,8 @@ class _Plateau(ReduceOnPlateau):
         self._metric = metric
 
     def before_train(self) -> None:
-        self.is_idle = any(isinstance(one, ReduceOnPlateau) and one is not self for one in self.trainer.hooks)
+        hooks = [one for one in self.trainer.hooks if one is not self]
+        self.is_idle = any(one.uses_results for one in hooks)
         several, mode = self.trainer.lr_schedulers or {}, self._metric.mode()
         for schedule in () if self.is_idle else (self.trainer.lr_scheduler, *several.values()):
             if isinstance(schedule, ReduceLROnPlateau) and schedule.mode != mode:

@@ -264,11 +264,15 @@ def model_of_run_in_errors(cfg: DictConfig, checkpoint: Callable[[], str]) -> It
     try:
         yield
     except CheckpointError as error:
-        record = Path(checkpoint(), "trainer.json")
-        before = json.loads(record.read_text(encoding="utf-8")).get("settings", {}) if record.is_file() else {}
+        if type(error) is not CheckpointError:
+            raise
+        try:
+            before = json.loads(Path(checkpoint(), "trainer.json").read_text(encoding="utf-8"))["settings"]
+        except (OSError, ValueError, KeyError, TypeError):  # of weights alone, or damaged
+            raise error from None
         now = flat(without_secrets({"model": to_plain(value_at(cfg, "model"))[0]})[0])
         names = [name for name in differences(before, now) if name.startswith("model.")]
-        if not names or type(error) is not CheckpointError:
+        if not names:
             raise
         one, other = (", ".join(f"{n}={of[n]}" for n in names if n in of) or "no such setting" for of in (before, now))
         raise CheckpointError(

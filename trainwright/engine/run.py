@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader, Dataset
 
 from trainwright.base.batch import named_tensors
-from trainwright.base.dist import get_data_parallel_size, get_world_size, is_main_process
+from trainwright.base.dist import broadcast_object, get_data_parallel_size, get_world_size, is_main_process
 from trainwright.base.errors import ConfigError
 from trainwright.base.files import Content
 from trainwright.base.lazy_names import ring
@@ -314,10 +314,11 @@ class Run:
         return []
 
     def new_result(self) -> float | None:
-        """The value of the metric of the best checkpoint that this iteration has put; None without one."""
+        """The result that chooses the best checkpoint, if the evaluation of this iteration has it, on all processes."""
         key, values = self.best_metric.key, self.trainer.storage.latest()
         value, at = next((values[name] for name in (f"eval_{key}", key) if name in values), (0.0, -1))
-        return value if at >= self.trainer.iterations_done - 1 else None
+        found: float | None = broadcast_object(value if at >= self.trainer.iterations_done - 1 else None)
+        return found
 
     def more_hooks(self) -> list[HookBase | None]:
         """Hooks that only this API has, behind all others."""

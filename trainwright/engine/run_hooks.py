@@ -148,6 +148,7 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
             "model_best" if is_first else one.file_name,
             on_missing=on_missing(one, is_needed=is_first and spec.load_best_model_at_end),
             only_when_due=not run.evaluates,
+            is_of_training=one.is_of_training,
             top_k=(spec.save_top_k or 1) if is_first else 1,
             number=(lambda: me.name_of_save()) if is_first and run.name_of_save is not None else None,
         )

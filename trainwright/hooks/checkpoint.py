@@ -175,6 +175,7 @@ class BestCheckpointer(HookBase):
 
     Of a noisy metric of the training, such as ``total_loss``, the mean since the last check counts: that of the epoch
     where each epoch is evaluated once. ``only_when_due``: the end of the training is no check by itself.
+    ``is_of_training``: it is a metric of the training, also where evaluations have a result of this name.
     """
 
     slot = "evaluate"
@@ -192,6 +193,7 @@ class BestCheckpointer(HookBase):
         number: Callable[[], str] | None = None,
         on_missing: Callable[[], None] | None = None,
         only_when_due: bool = False,
+        is_of_training: bool = False,
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f"BestCheckpointer.mode: got {mode!r}; it must be 'max' or 'min'.")
@@ -205,6 +207,7 @@ class BestCheckpointer(HookBase):
             raise ConfigError(f"BestCheckpointer.top_k: got {top_k}; it must be a whole number >= 1.")
         check_prefix(file_prefix, "BestCheckpointer.file_prefix")
         self._file_prefix = file_prefix
+        self.names = (val_metric,) if is_of_training else (f"eval_{val_metric}", val_metric)  # that it may have
         self.best: float | None = None
         self.best_iter: int | None = None
         self.best_results: dict[str, float] = {}  # of the evaluation that has found it
@@ -238,6 +241,7 @@ class BestCheckpointer(HookBase):
             return
         self.best, self.best_iter, self._due = state["best"], state["best_iter"], state.get("due")
         self.best_results = state.get("results", {})
+        self._since_check.begin(0)
         if "next" in state.get("since", ()):
             self._since_check.load_state_dict(state["since"])
         self.top = [(value, at, name) for value, at, name in state.get("top", [])][: self._top_k]
@@ -302,11 +306,6 @@ class BestCheckpointer(HookBase):
                 self.top.insert(place, (value, last, f"{self._file_prefix}_{self._number()}"))
                 self.top, self._due = self.top[: self._top_k], last
         return True
-
-    @property
-    def names(self) -> tuple[str, str]:
-        """The names that the metric may have: ``eval_…`` where the training has values of the other one."""
-        return f"eval_{self.metric}", self.metric
 
     def _check_again(self) -> None:
         is_late, self._is_late = self._is_late, False

@@ -72,9 +72,9 @@ class LRScheduler(HookBase):
         is_plateau = isinstance(self._current, ReduceLROnPlateau)
         if is_plateau and not any(hook.uses_results for hook in self.trainer.hooks):
             raise ConfigError(
-                "LRScheduler: got a ReduceLROnPlateau, which is stepped with the result of an evaluation, and there is"
-                " none: it needs dataloader.test, and as train.evaluation.eval_metric one of the results. Or use"
-                " another schedule; the hook ReduceOnPlateau steps by a metric of yours."
+                "LRScheduler: got a ReduceLROnPlateau, which is stepped with a metric, and no hook does so. In a config"
+                " file it takes dataloader.test, and as train.evaluation.eval_metric a result of the evaluation. The"
+                " hook ReduceOnPlateau steps by a metric of yours."
             )
 
     def after_step(self) -> None:

@@ -189,7 +189,8 @@ def check_arguments(owner: object, names: Iterable[str]) -> None:
             with suppress(ValueError):  # it has no signature
                 own = read_signature(method, follow_wrapped=False)
                 own.bind(*parameters)  # a decorator may add some
-                if "batch_idx" in own.parameters:  # of Lightning, whose step gets other arguments
+                index = own.parameters.get("batch_idx")
+                if index is not None and index.default is index.empty:  # of Lightning, whose step gets other arguments
                     raise TypeError
         except TypeError:
             arguments = [each.name for each in parameters]

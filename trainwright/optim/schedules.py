@@ -48,6 +48,8 @@ class FormulaLR(LambdaLR):
     as tensors.
     """
 
+    _of_formula: tuple[str, ...] = ()  # attributes with its arguments
+
     def __init__(self, optimizer: Optimizer, formula: Formula, name: str | None = None) -> None:
         self.name = name or type(self).__name__  # what the start of a run shows
         check_rates(optimizer)
@@ -61,7 +63,7 @@ class FormulaLR(LambdaLR):
         return {
             key: [float(rate) for rate in value] if isinstance(value, list) else value
             for key, value in state.items()
-            if key not in ("lr_lambdas", "name", "step_size", "milestones", "gamma")
+            if key not in ("lr_lambdas", "name", *self._of_formula)
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -144,6 +146,8 @@ class WarmupCosineAnnealingLR(FormulaLR):
 class WarmupStepLR(FormulaLR):
     """b, times ``gamma`` after every ``step_size`` steps. Does not depend on N."""
 
+    _of_formula = ("step_size", "gamma")
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -164,6 +168,8 @@ class WarmupStepLR(FormulaLR):
 
 class WarmupMultiStepLR(FormulaLR):
     """b, times ``gamma`` at each of the ``milestones`` (numbers of steps, increasing). Does not depend on N."""
+
+    _of_formula = ("milestones", "gamma")
 
     def __init__(
         self,
@@ -189,6 +195,8 @@ class WarmupMultiStepLR(FormulaLR):
 
 class WarmupExponentialLR(FormulaLR):
     """b, times ``gamma`` after every step. Does not depend on N."""
+
+    _of_formula = ("gamma",)
 
     def __init__(
         self,

@@ -327,11 +327,12 @@ class PythonRun(TrainerRun):
 
     def after_evaluation(self) -> list[HookBase | None]:
         """Step a schedule by a result after each evaluation, or by a training metric at the end of each epoch."""
-        metric, new_result = self.best_metric.key, weakref.proxy(self).new_result
-        if metric.startswith("eval_"):
-            return [ReduceOnPlateau(new_result)]
+        metric, me = self.best_metric, weakref.proxy(self)
+        if not metric.is_of_training:
+            return [ReduceOnPlateau(me.new_result)]
+        latest = lambda: me.storage.latest().get(metric.key, (None, 0))[0]  # noqa: E731
         mean_loss = self.calls.epoch_loss_of_all
-        return [ReduceOnPlateau(mean_loss if metric == "total_loss" else new_result, self.state.epoch_ends())]
+        return [ReduceOnPlateau(mean_loss if metric.key == "total_loss" else latest, self.state.epoch_ends())]
 
     def name_of_save(self) -> str:
         return self.saving.step_name()

@@ -178,7 +178,7 @@ def test_code_anywhere_in_an_unpacked_archive_is_data(project, monkeypatch, file
 def test_a_target_without_its_module_is_answered_with_the_form(project):
     (project / "config.yaml").touch()
     for file in (None, project / "config.yaml"):
-        with pytest.raises(ConfigError, match=r"got 'Net', without its module\. Write module\.Net"):
+        with pytest.raises(ConfigError, match=r"got 'Net', without its module\. Write it before the name"):
             locate_untrusted("Net", config_file=file)
 
 

@@ -47,7 +47,7 @@ from trainwright.config.lazy.provenance import (
     shown,
     value_at,
 )
-from trainwright.config.lazy.targets import signature_of, unknown_arguments
+from trainwright.config.lazy.targets import dotted_path, short_name, signature_of, unknown_arguments
 from trainwright.config.secrets import is_secret_name
 from trainwright.config.spec import spec_of_cfg
 from trainwright.config.unread import OWN_CODE, warn_of_lists
@@ -378,21 +378,24 @@ def _node_faults(node: Any, path: str, also: set[str] | frozenset[str] = frozens
             yield from _node_faults(value, where)
 
 
-_OF_TRAINING = ("build_image_train_loader", "build_nlp_train_loader")
+_TEST_LOADERS = {
+    f"trainwright.data.build_{kind}_train_loader": f"build_{kind}_test_loader" for kind in ("image", "nlp")
+}
 
 
 def _call_faults(node: DictConfig, path: str, also: set[str] | frozenset[str]) -> Iterator[Fault]:
     origin = origin_of(node)
-    if path.startswith("dataloader.test.") and (name := _name_of_target(node)) in _OF_TRAINING:
-        text = f"got {name}, whose loader shuffles and never ends. Write {name.replace('train', 'test')}."
-        yield Fault(f"{path}.{TARGET}", text, ConfigTypeError, origin)
-        return
     try:
         target = find_target(node)
     except Exception as error:  # the module of the target is user code and may raise anything
         kind = ConfigTypeError if isinstance(error, ConfigTypeError) else ConfigError
         what = "" if isinstance(error, UserError) else f"importing it failed: {type(error).__name__}: "
         yield Fault(f"{path}.{TARGET}", f"{what}{error}", kind=kind, origin=origin)
+        return
+    test_loader = _TEST_LOADERS.get(str(dotted_path(target)))
+    if path.startswith("dataloader.test.") and test_loader is not None and node.get("sampler") is None:
+        text = f"got {short_name(target)}, whose loader shuffles and never ends. Write {test_loader}."
+        yield Fault(f"{path}.{TARGET}", text, ConfigTypeError, origin)
         return
     names = [str(key) for key in node if key not in SPECIAL_KEYS and key not in also]
     aliases = {f"train.{key}": f" train.{alias} is its other name." for alias, key in CANONICAL.items()}

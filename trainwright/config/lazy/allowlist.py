@@ -384,7 +384,8 @@ def _refusal(path: str, config_file: Path | None = None) -> ConfigError:
         )
     if path.isidentifier():
         return ConfigError(
-            f"got {path!r}, without its module. Write module.{path}, with the name of the file before it."
+            f"got {path!r}, without its module. Write it before the name, such as torch.optim.AdamW, or my_file.Net for"
+            " a class of yours."
         )
     if config_file is not None and not _is_installed(first := path.split(".")[0]):
         roots = [here for here in working_folder() if not _lies_in(here, _data_folders)]

@@ -5,6 +5,7 @@ changes to ``x`` in one file do not affect another. Other imports are ordinary P
 the file's own folder (``from configs.train import train`` in ``configs/config.py``) are fresh at each load, too.
 """
 
+import ast
 import builtins
 import difflib
 import importlib
@@ -121,7 +122,11 @@ def _missing_module(path: Path, error: ImportError) -> str:
     if not isinstance(error, ModuleNotFoundError) or step is None:
         return ""
     if str(error.name).partition(".")[0] not in _OTHERS:
-        beside = [one.stem for one in path.parent.glob("*.py")]
+        of_python = traceback.extract_tb(error.__traceback__)
+        last = next((one.filename for one in reversed(of_python) if "importlib" not in one.filename), "")
+        if last not in (str(path), __file__):  # it is imported by another module
+            return ""
+        beside = [one.stem for one in path.parent.glob("*.py") if one != path]
         if error.name in beside:  # whose folder is not searched
             names = f"from .{error.name} import ..."
             return f". {error.name}.py is beside this file: write {names}, or move it to {path.parents[1]}"
@@ -159,9 +164,22 @@ def _missing_key(path: Path, error: ConfigAttributeError) -> ConfigKeyError:
             " the run builds it later. The run also gives the optimizer the model's parameters, without params=, and"
             " moves the model to its device: leave such lines out."
         )
-        if call := re.search(r"=\s*([\w.]+)\(\s*\w+\.parameters\(\)\s*,?\s*(.*)\)", getattr(step, "line", "")):
-            hint = f"The run gives the optimizer the model's parameters. Write optim = LazyCall({call[1]})({call[2]})."
+        if written := _lazy_optimizer(getattr(step, "line", "")):
+            hint = f"The run gives the optimizer the model's parameters. Write optim = {written}."
     return ConfigKeyError(f"{where}: no such key. {hint}")
+
+
+def _lazy_optimizer(line: str) -> str:
+    """The lazy call of an optimizer that the line builds with the parameters of a model; "" if it does not."""
+    try:
+        (statement,) = ast.parse(line).body
+    except (SyntaxError, ValueError):  # one line of several
+        return ""
+    call = statement.value if isinstance(statement, ast.Assign) else None
+    if not isinstance(call, ast.Call) or not call.args or not ast.unparse(call.args[0]).endswith(".parameters()"):
+        return ""
+    arguments = [ast.unparse(one) for one in (*call.args[1:], *call.keywords)]
+    return f"LazyCall({ast.unparse(call.func)})({', '.join(arguments)})"
 
 
 def _compile(path: Path) -> CodeType:

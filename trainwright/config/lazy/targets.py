@@ -270,12 +270,12 @@ def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, par
             return " ".join(unknown.values())
         needed = [one for one in signature.parameters.values() if one.default is one.empty and one.name not in kwargs]
         names = [one.name for one in needed if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
-        if not names:
+        if not names or len(names) < len(needed):
             return f"{_signature_text(target, signature)} cannot be called: {error}."
         values = {"T_max": _LENGTH, "total_iters": _LENGTH, "total_steps": _LENGTH}
         written = ", ".join(f"{name}={values.get(name, '...')}" for name in names)
-        what = ", the length of the run in iterations" if _LENGTH in written else ""
-        return f"{short_name(target)} needs {' and '.join(names)}: write {written} in its call{what}."
+        what = f" {_LENGTH} is the length of the run in iterations." if _LENGTH in written else ""
+        return f"{short_name(target)} needs {' and '.join(names)}: write {written} in its call.{what}"
     has_none = kwargs.get("total_steps") is None and None in (kwargs.get("epochs"), kwargs.get("steps_per_epoch"))
     if dotted_path(target) == "torch.optim.lr_scheduler.OneCycleLR" and has_none and not partial:  # all are optional
         return f"{short_name(target)} needs its length in iterations: total_steps={_LENGTH} is the run's."
