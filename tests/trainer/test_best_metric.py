@@ -420,17 +420,18 @@ def test_without_evaluations_only_metrics_of_the_training_choose(
 
 
 def test_a_metric_of_the_training_is_not_the_result_of_that_name(tmp_path: Path) -> None:
-    data = points(16)
-    other = Samples(x=data.columns["x"], labels=1 - data.columns["labels"])
-    settings = {"metric_for_best_model": "train.accuracy", "num_epochs": 3, "lr": 0.05, "metrics": ["accuracy"]}
-    plateau = {"lr_scheduler": {"name_": "ReduceLROnPlateau", "patience": 9}}
     torch.manual_seed(0)
-    trainer = Trainer(Classifier(), quiet(tmp_path, **settings, **plateau), data, other)
+    inputs = torch.randn(64, 4)
+    labels = (inputs[:, 0] > 0).long()
+    settings = {"metric_for_best_model": "train.accuracy", "num_epochs": 3, "lr": 0.05, "metrics": ["accuracy"]}
+    plateau = {"lr_scheduler": {"name_": "ReduceLROnPlateau", "patience": 9}, "loss": "CrossEntropyLoss"}
+    data, other = TensorDataset(inputs, labels), TensorDataset(inputs, 1 - labels)
+    trainer = Trainer(nn.Linear(4, 2), quiet(tmp_path, **settings, **plateau), data, other)
     trainer.train()
     (hook,) = [one for one in trainer.hooks if isinstance(one, BestCheckpointer)]
-    of_training = max(value for value, _ in trainer.storage.history("accuracy").values())
-    assert hook.best == of_training > 1 - of_training
-    assert trainer.lr_scheduler.best == of_training
+    of_training = trainer.storage.history("accuracy").latest()  # it rises
+    assert trainer.storage.history("eval_accuracy").latest() < 0.5 < of_training
+    assert hook.best == trainer.lr_scheduler.best == of_training
 
 
 class Drifts(nn.Module):
