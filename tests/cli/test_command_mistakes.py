@@ -18,6 +18,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for path in ("run/config.yaml", "run/metrics.json", "run/model_best/model.safetensors"):
         (tmp_path / path).write_text("")
     (checkpoint / "manifest.json").write_text("{}")
+    (tmp_path / "run" / "run.json").write_text("[]")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -61,6 +62,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("estimate cofig.py", ["Did you mean 'config.py'?"]),
         ("launch -n 2 run.yaml", ["train run.yaml"]),
         ("--config-file config.py", ["trainwright train config.py"]),
+        (
+            "train config.py --resume run/model_best",
+            ["newest checkpoint of train.output_dir=run.", "eval run/model_best"],
+        ),
+        ("train config.py --resume run/model_9", ["train.output_dir=run is the folder of the run"]),
+        ("train config.py --resume=run/model_best", ["The run is train.output_dir=run"]),
     ],
 )
 def test_a_wrong_command_line_is_answered_with_the_right_one(

@@ -670,3 +670,16 @@ def test_a_misspelt_section_of_the_evaluation_is_one_warning(tmp_path: Path, cap
     cfg.dataloader.test = None  # and this is the user's choice
     DefaultTrainer(cfg)
     assert "dataloader.test" not in caplog.text
+
+
+def test_the_form_of_lightning_cli_is_answered(tmp_path: Path) -> None:
+    cfg = config(tmp_path)
+    cfg.model = {"class_path": "proj.Net", "init_args": {"width": 64}}
+    with pytest.raises(ConfigError, match="write _target_, and the keys of init_args beside it"):
+        DefaultTrainer(cfg)
+
+
+def test_a_checkpoint_is_no_folder_of_a_run(tmp_path: Path) -> None:
+    DefaultTrainer(config(tmp_path)).train()
+    with pytest.raises(ConfigError, match=rf"model_final, a checkpoint; the folder of its run is {tmp_path}\."):
+        DefaultTrainer(config(tmp_path / "model_final")).train()

@@ -71,6 +71,7 @@ def trainer_with(**methods: Any) -> type[DefaultTrainer]:
         ({"build_model": classmethod(lambda cls, cfg: None)}, "it must return a torch.nn.Module. Is its"),
         ({"build_model": classmethod(lambda cls, cfg: Classifier)}, r"Call it: Classifier\(...\)"),
         ({"build_optimizer": classmethod(lambda cls, cfg, model: None)}, "build_optimizer returned None"),
+        ({"build_optimizer": classmethod(lambda cls, cfg, model: ([1], [2]))}, "build_lr_scheduler, or train"),
         ({"build_optimizer": classmethod(lambda cls, cfg, model: torch.optim.SGD)}, r"Call it: SGD\(...\)"),
         ({"build_test_loader": classmethod(lambda cls, cfg, t: DataLoader(points()))}, r"list of loaders, \[loader\]"),
         ({"build_train_loader": classmethod(lambda cls, cfg, t: None)}, "build_train_loader returned None"),

@@ -5,7 +5,15 @@ import pytest
 import torch
 
 from trainwright.base.errors import ConfigError
-from trainwright.evaluation import BLEUEvaluator, ClsEvaluator, EvaluationError, PPLEvaluator, RegEvaluator
+from trainwright.evaluation import (
+    BLEUEvaluator,
+    ClsEvaluator,
+    DatasetEvaluator,
+    EvaluationError,
+    PPLEvaluator,
+    RegEvaluator,
+)
+from trainwright.evaluation.adapters import evaluator_of
 
 
 def scores_with_best(*classes: int, num_classes: int = 3) -> torch.Tensor:
@@ -207,3 +215,38 @@ def test_one_sample_has_no_correlation():
     # Scores of several classes are refused.
     with pytest.raises(EvaluationError, match=r"\(4, 3\).*\(4,\)"):
         RegEvaluator().process({"labels": torch.zeros(4)}, {"prediction_scores": torch.zeros(4, 3)})
+
+
+class _Counts(DatasetEvaluator):
+    def __init__(self):
+        self.total = 0
+
+    def process(self, inputs, outputs):
+        self.total += len(inputs)
+
+    def evaluate(self):
+        return {"total": self.total}
+
+
+class _Resets(_Counts):
+    def reset(self):
+        self.total = 0
+
+
+class _ClearsAtItsEnd(_Counts):
+    def evaluate(self):
+        total, self.total = self.total, 0
+        return {"total": total}
+
+
+class _AddsNothing(_Counts):
+    def process(self, inputs, outputs):
+        print(len(inputs))
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_named"), [(_Counts, True), (_Resets, False), (_ClearsAtItsEnd, False), (_AddsNothing, False)]
+)
+def test_an_evaluator_whose_counts_go_on_is_named(kind, is_named, caplog):
+    evaluator_of(kind(), "evaluator")
+    assert (f"{kind.__name__} has no reset(), so what process() adds goes on" in caplog.text) is is_named

@@ -498,6 +498,10 @@ def test_what_other_libraries_set_to_end_a_training_is_answered(caplog: pytest.L
 
 def test_a_value_of_the_logs_by_the_name_of_others_is_answered() -> None:
     logs = Logs()
+    with pytest.raises(KeyError, match="Results of an evaluation, such as 'eval_loss', are there after it"):
+        _ = logs["val_loss"]
+    with pytest.raises(KeyError, match="The mean of the epoch is 'epoch_loss', that of the last batch 'step_loss'"):
+        _ = logs["loss"]
     logs["eval_loss"] = 1.0
     with pytest.raises(KeyError, match=r"logs has no 'val_loss'\. Did you mean 'eval_loss'\?"):
         _ = logs["val_loss"]

@@ -228,11 +228,13 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
         if "=" not in text and (os.sep in text or os.path.isdir(text)):
             if (Path(text) / "manifest.json").is_file():
                 raise ConfigError(
-                    f"{text}: a folder is no override. `trainwright eval {text}` evaluates this checkpoint;"
-                    f" train.load_weight={text} starts a training from its weights."
+                    f"{text}: a folder is no override, and --resume takes none: it continues the newest checkpoint of"
+                    f" train.output_dir={Path(text).parent}. `trainwright eval {text}` evaluates this one;"
+                    f" train.load_weight={text} starts another training from its weights."
                 )
+            run = Path(text).parent if (Path(text).parent / "run.json").is_file() else text
             raise ConfigError(
-                f"{text}: a folder is no override, and --resume takes none: train.output_dir={text} is the folder of"
+                f"{text}: a folder is no override, and --resume takes none: train.output_dir={run} is the folder of"
                 " the run, and --resume continues its newest checkpoint."
             )
         if "=" not in text and not text.startswith("~"):

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from trainwright.base.errors import ConfigError, did_you_mean
@@ -52,7 +53,8 @@ class TrainingArgumentParser(argparse.ArgumentParser):
             action = self._option_string_actions.get(flag)
             if sign and action is not None and action.nargs == 0:
                 is_folder = flag == "--resume" and value.lower() not in ("true", "false", "1", "0", "yes", "no", "auto")
-                run = f" The run is train.output_dir={value}" if is_folder else ""
+                folder = Path(value).parent if (Path(value).parent / "run.json").is_file() else value
+                run = f" The run is train.output_dir={folder}" if is_folder else ""
                 self.error(f"{flag} takes no value, and got {value!r}.{run}")
         known, unknown = self.parse_known_intermixed_args(given, namespace)
         if unknown:

@@ -105,9 +105,15 @@ class DefaultTrainer(RunMethods):
         """The model that ``cfg.model`` describes."""
         model = instantiate(cfg.model)
         if isinstance(model, DictConfig | dict) and "_target_" not in cfg.model:
+            of_lightning = "class_path" in cfg.model
             raise ConfigTypeError(
-                "model: has no _target_, so there is nothing to call. Describe the model with "
-                "model = LazyCall(Net)(...), in YAML model: {_target_: module.Net}, or override build_model."
+                "model: has no _target_, so there is nothing to call. "
+                + (
+                    "class_path is of LightningCLI: write _target_, and the keys of init_args beside it."
+                    if of_lightning
+                    else "Describe the model with model = LazyCall(Net)(...), in YAML model: {_target_: module.Net}, or"
+                    " override build_model."
+                )
             )
         if not isinstance(model, nn.Module):
             raise ConfigTypeError(f"model: got {type(model).__name__}; it must be a torch.nn.Module.")

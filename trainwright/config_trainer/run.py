@@ -176,9 +176,10 @@ class ConfigRun(Run):
         cfg, trainer = self.cfg, self.trainer
         built = trainer.build_optimizer(cfg, self.model)
         is_right = isinstance(built, Mapping) or (hasattr(built, "param_groups") and not isinstance(built, type))
-        part(
-            self.overrides, "build_optimizer", built, is_right=is_right, must="an optimizer, or a dict of them by name"
-        )
+        must = "an optimizer, or a dict of them by name"
+        if isinstance(built, tuple | list):  # with schedules, as in Lightning
+            must += "; build_lr_scheduler, or train.scheduler, makes the schedule"
+        part(self.overrides, "build_optimizer", built, is_right=is_right, must=must)
         self.optimizer = NamedOptimizers(built) if isinstance(built, Mapping) else built
         schedule = trainer.build_lr_scheduler(cfg, self.optimizer)
         warn_of_none(self.overrides, "build_lr_scheduler", schedule, "the learning rate stays as it is")

@@ -1,5 +1,7 @@
 """Metrics of torchmetrics and metrics handlers as evaluators, and evaluators as metrics handlers."""
 
+import dis
+import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -11,6 +13,8 @@ from trainwright.base.signatures import read_signature
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, required, single_evaluators
 from trainwright.models.outputs import predictions_of
 from trainwright.models.targets import target_of
+
+logger = logging.getLogger("trainwright.evaluation")
 
 
 class MetricEvaluator(DatasetEvaluator):
@@ -104,6 +108,26 @@ def with_name(results: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     return {name if len(results) == 1 else f"{name}/{key}": value for key, value in results.items()}
 
 
+_ADDS = {"append", "extend", "update", "add"}
+_CLEARS = {"clear", "reset", "pop"}
+
+
+def _warn_of_no_reset(evaluator: DatasetEvaluator) -> None:
+    """Log an evaluator that adds in ``process`` what neither ``reset`` nor ``evaluate`` seems to clear."""
+    kind = type(evaluator)
+    process, evaluate = (getattr(getattr(kind, name), "__code__", None) for name in ("process", "evaluate"))
+    if kind.reset is not DatasetEvaluator.reset or process is None or evaluate is None:
+        return
+    stores = {name: any(one.opname == "STORE_ATTR" for one in dis.get_instructions(code))
+              for name, code in (("process", process), ("evaluate", evaluate))}  # fmt: skip
+    adds = stores["process"] or not _ADDS.isdisjoint(process.co_names)
+    if adds and not stores["evaluate"] and _CLEARS.isdisjoint(evaluate.co_names):
+        logger.warning(
+            "%s has no reset(), so what process() adds goes on from one evaluation to the next. Write def reset(self),"
+            " which sets it as before the first batch.", kind.__name__,
+        )  # fmt: skip
+
+
 def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
     """One evaluator for what a user passes: evaluators, metrics of torchmetrics, handlers, functions of predictions
     and labels, or a list or dict of them.
@@ -120,6 +144,7 @@ def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
         return DatasetEvaluators([evaluator_of(one, where) for one in given])
     if isinstance(given, DatasetEvaluator):
         _check_calls(given, {"reset": (), "process": ("inputs", "outputs"), "evaluate": ()}, where)
+        _warn_of_no_reset(given)
         return given
     if isinstance(given, type) and issubclass(given, DatasetEvaluator):
         raise ConfigTypeError(f"{where}: got the class {given.__name__}; call it: {given.__name__}(...).")

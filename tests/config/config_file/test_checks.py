@@ -15,6 +15,7 @@ from trainwright.base.errors import ConfigKeyError, ConfigTypeError
 from trainwright.config import ConfigError, LazyCall, LazyConfig
 from trainwright.config.config_file.checks import _log_without_effect, validate
 from trainwright.config.config_file.sections import complete
+from trainwright.config.lazy.provenance import override_at
 from trainwright.config.lazy.targets import argument_fault
 from trainwright.data import build_image_train_loader
 
@@ -299,3 +300,12 @@ def test_the_length_of_a_cycle_is_not_asked_of_others():
     def logger_of_mine(folder, total_steps=None, epochs=None, steps_per_epoch=None): ...
 
     assert argument_fault(logger_of_mine, {"folder": "x"}) is None
+
+
+def test_an_override_of_a_section_that_the_file_leaves_out_sets_this_key_alone():
+    cfg = LazyConfig.apply_overrides(OmegaConf.create({"model": {}, "dataloader": {}}), ["train.train_iter=20"])
+    whole_of = complete(cfg)
+    assert whole_of.train.train_iter == 20
+    assert override_at(whole_of, "train.train_iter") == "train.train_iter=20"
+    assert override_at(whole_of, "train.seed") is None
+    assert override_at(whole_of, "train.warmup_iter") is None

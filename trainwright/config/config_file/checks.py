@@ -184,7 +184,8 @@ def _setting_faults(cfg: DictConfig) -> Iterator[Fault]:
     yield from faults
     yield from _own_code_faults(cfg)
     for path, setting in _COMPUTED.items():
-        if override_at(cfg, path) is not None:
+        given = (override_at(cfg, path) or "").partition("=")[0]  # which may have made a section above
+        if given and f"{path}.".startswith(f"{given}."):
             do = f"Set {setting}" if setting != _PROCESSES else "Start them with trainwright launch -n N, or torchrun"
             yield Fault(path, f"a run computes it, from {setting}, and writes it into config.yaml. {do}.")
     milestones = value_at(value_at(sections["train"], "scheduler"), "milestones")

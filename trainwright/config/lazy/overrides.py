@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from trainwright.base.deprecation import warn_of_setting
 from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, did_you_mean
 from trainwright.config import foreign_names
-from trainwright.config.lazy.provenance import TARGET, distrust, mark, raw_children, set_override
+from trainwright.config.lazy.provenance import SECTIONS, TARGET, distrust, mark, raw_children, set_override
 from trainwright.config.yaml_file import check_interpolations
 
 if TYPE_CHECKING:
@@ -239,7 +239,8 @@ def _place(cfg: DictConfig, keys: list[str], text: str, *, make: bool) -> tuple[
                 raise ConfigKeyError(f"there is no {above!r}. {_nearest(key, node)}")
             with open_dict(node):
                 node[key] = {}
-            set_override(node, key, text)
+            if depth or key not in SECTIONS:  # whose other keys are defaults
+                set_override(node, key, text)
         child = node[key]
         if not isinstance(child, DictConfig | ListConfig):
             kind = type(child).__name__

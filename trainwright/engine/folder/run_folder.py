@@ -106,7 +106,11 @@ class RunFolder:
         return {name.removeprefix("eval_"): value for name, value in last.items() if name.startswith("eval_")}
 
     def check_free(self) -> None:
-        """Raise if another process trains in this folder."""
+        """Raise if another process trains in this folder, or if it is a checkpoint."""
+        if (self.path / "manifest.json").is_file():
+            raise ConfigError(
+                f"{self.setting}: got {self.path}, a checkpoint; the folder of its run is {self.path.parent}."
+            )
         if self.path.is_dir():
             self.lock()
             self._unlock()

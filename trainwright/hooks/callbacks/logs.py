@@ -85,6 +85,11 @@ class Logs(MutableMapping[str, Any]):
         if name in self._values:
             return self._values[name]
         if name not in self._readers:
-            near = nearest_name(re.sub(r"^(val|valid|validation|test)_", "eval_", name), self)
+            if name == "loss":
+                near = " The mean of the epoch is 'epoch_loss', that of the last batch 'step_loss'."
+            elif name.startswith("val_") and not any(one.startswith("eval_") for one in self.numbers()):
+                near = " Results of an evaluation, such as 'eval_loss', are there after it."
+            else:
+                near = nearest_name(re.sub(r"^(val|valid|validation|test)_", "eval_", name), self)
             raise ConfigKeyError(f"logs has no {name!r}.{near} There are: {', '.join(sorted(self)) or 'none yet'}.")
         return self._readers[name]()
