@@ -401,7 +401,7 @@ def test_class_weights_of_a_model_in_double_precision_keep_their_dtype(form: str
 
 
 def test_a_dtype_of_a_loss_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"loss.*dtype='float6'.*float64"):
+    with pytest.raises(ConfigError, match=r"loss.*dtype='float6'.*Did you mean 'float16'"):
         config(tmp_path, loss={"name_": "CrossEntropyLoss", "weight": [1.0], "dtype": "float6"})
 
 

@@ -121,7 +121,8 @@ class BestMetric:
         results = [f"{one}.{result}" for one in names for result in ["loss", *known]] or ["loss", *known]
         if not {self._name, key, re.sub(r"_\d+$", "", key)}.isdisjoint(known):  # there may be a result for each class
             return None
-        hint = f"{did_you_mean(key, results)} {_MORE_RESULTS[self._spec.api]}"
+        near = did_you_mean(f"{name}.{key}" if name else key, results)
+        hint = f"{near} {_MORE_RESULTS[self._spec.api]}"
         if key == "train_loss":
             hint = "Did you mean 'train.loss'? A value of this name that your code logs is 'train.train_loss'."
         return (
