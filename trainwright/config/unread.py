@@ -4,7 +4,7 @@ import ast
 import difflib
 import logging
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,45 +51,44 @@ def _global(found: Mapping[str, Any] | DictConfig, name: str) -> Any:
 
 def warn_of_names(cfg: DictConfig, file: str) -> None:
     """Log names at the top of a file that nothing reads: of YAML all, else those of settings, and lazy calls."""
-    from trainwright.config.key_hints import key_hint, keys_by_name  # here: loads pydantic
+    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
 
     has_own_code = any(value_at(cfg, key) for key in OWN_CODE)  # which may read any section
     is_yaml, of_model = not file.endswith(".py"), parameters_of(value_at(cfg, "model"))
     for name, line in (keys_of_yaml(file) if is_yaml else unread_names(Path(file))).items():
-        key, there = keys_by_name().get(name, ""), name in cfg
-        is_path = key == "dataloader.train.dataset" and not there  # or a name: no lazy call
-        value = value_at(cfg, name)
+        key, value, there = keys_by_name().get(name, ""), value_at(cfg, name), name in cfg
         is_call = isinstance(value, DictConfig) and TARGET in value
+        is_path = key == "dataloader.train.dataset" and not there  # or a name: no lazy call
         is_known = name in foreign_names.CALLS and (is_call or not is_yaml)  # warn_of_calls, warn_of_lists
         is_known |= key in OWN_CODE and (isinstance(value, ListConfig) or not is_yaml)
         if name in (*SECTIONS, "_base_") or is_known or is_path or (there and has_own_code):
             continue
-        if is_referenced(cfg, name):  # by a file that this one imports
-            continue
-        if is_yaml and name == "defaults":
-            hint = (
-                "It is of Hydra: the settings of these files are not read. A file in Python imports another: from .base"
-            )
-            hint += " import model, dataloader, optim, train."
-        elif key:
-            hint = f"Start with {key}." if key.startswith("--") else f"A training reads {key}."
-        elif is_yaml and name in of_model:
-            hint = f"Did you mean 'model.{name}'?"
-        elif is_yaml:
-            hint = key_hint(name) or _nearest_key(name, of_model)
-        elif is_call:
-            hint = f"A training reads {', '.join(SECTIONS)}."
-        else:
-            continue
-        logger.warning("%s, line %d: nothing reads %s. %s", file, line, name, hint)
+        # Also by a file that this one imports.
+        if (is_yaml or key or is_call) and not is_referenced(cfg, name):
+            hint = _of_yaml(name, key, of_model) if is_yaml else _of_key(key)
+            logger.warning("%s, line %d: nothing reads %s. %s", file, line, name, hint)
 
 
-def _nearest_key(name: str, of_model: Iterable[str]) -> str:
-    from trainwright.config.key_hints import keys_by_name  # here: loads pydantic
+def _of_key(key: str) -> str:
+    if key.startswith("--"):
+        return f"Start with {key}."
+    return f"A training reads {key or ', '.join(SECTIONS)}."
 
+
+def _of_yaml(name: str, key: str, of_model: Collection[str]) -> str:
+    """What a key at the top of YAML may mean, as a sentence; ``key``: that of a setting with this name."""
+    from trainwright.config.key_hints import key_hint, keys_by_name  # here: loads pydantic
+
+    if name == "defaults":
+        others = "A file in Python imports another: from .base import model, dataloader, optim, train."
+        return f"It is of Hydra: the settings of these files are not read. {others}"
+    if key:
+        return _of_key(key)
+    if name in of_model:
+        return f"Did you mean 'model.{name}'?"
     places = {one: f"model.{one}" for one in of_model} | keys_by_name() | {one: one for one in SECTIONS}
     near = difflib.get_close_matches(name, places, n=1, cutoff=0.8)
-    return f"Did you mean {places[near[0]]!r}?" if near else f"A training reads {', '.join(SECTIONS)}."
+    return key_hint(name) or (f"Did you mean {places[near[0]]!r}?" if near else _of_key(""))
 
 
 def parameters_of(call: Any) -> Collection[str]:
