@@ -70,8 +70,7 @@ def test_a_tuple_of_python_is_named_with_the_list_to_write_and_a_text_in_quotes_
     ],
 )
 def test_keys_that_the_text_refers_to_are_no_warnings(more, tmp_path, caplog):
-    found = warnings(tmp_path, caplog, more)
-    assert [text for text in found if "nothing reads a." not in text] == []
+    assert warnings(tmp_path, caplog, more) == []
 
 
 def test_the_defaults_of_hydra_are_named_as_not_read(tmp_path, caplog):

@@ -444,6 +444,9 @@ def test_weights_of_another_width_are_answered_with_the_setting_of_their_run(tmp
         build_evaluation(width(5, resume=True), DefaultTrainer, str(tmp_path / "model_final"))
 
 
+_SAME_DATA = "dataloader.test: its data set is the same call, with the same arguments, as dataloader.train.dataset"
+
+
 def of_split(train: bool = True) -> Samples:
     return rows()
 
@@ -460,8 +463,7 @@ def of_split(train: bool = True) -> Samples:
 def test_a_test_loader_of_the_training_data_is_a_warning(test, more, is_same, tmp_path, caplog) -> None:
     train = LazyCall(of_split)(train=True)
     DefaultTrainer(file_config(tmp_path, Squares, train, test, train_iter=1, train_micro_batch_size=4, **more))
-    text = "dataloader.test: its data set is the same call, with the same arguments, as dataloader.train.dataset"
-    assert (text in caplog.text) is is_same
+    assert (_SAME_DATA in caplog.text) is is_same
 
 
 def test_loaders_that_choose_samples_or_other_test_data_are_no_warning(tmp_path, caplog) -> None:
@@ -472,4 +474,4 @@ def test_loaders_that_choose_samples_or_other_test_data_are_no_warning(tmp_path,
     cfg = file_config(tmp_path, Squares, train, train, train_iter=1, train_micro_batch_size=4)
     cfg.dataloader.test[0].sampler = LazyCall(SequentialSampler)(data_source=range(2))
     setup.warn_of_same_data(cfg)
-    assert "the same call" not in caplog.text
+    assert _SAME_DATA not in caplog.text

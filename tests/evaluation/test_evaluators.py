@@ -247,6 +247,6 @@ class _AddsNothing(_Counts):
 @pytest.mark.parametrize(
     ("kind", "is_named"), [(_Counts, True), (_Resets, False), (_ClearsAtItsEnd, False), (_AddsNothing, False)]
 )
-def test_an_evaluator_whose_counts_go_on_is_named(kind, is_named, caplog):
+def test_an_evaluator_that_counts_a_batch_in_later_evaluations_is_named(kind, is_named, caplog):
     evaluator_of(kind(), "evaluator")
-    assert (f"{kind.__name__} has no reset(), so what process() adds goes on" in caplog.text) is is_named
+    assert (f"{kind.__name__} has no reset(): what process() has added" in caplog.text) is is_named

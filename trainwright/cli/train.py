@@ -26,7 +26,7 @@ from trainwright.base.errors import (
 )
 from trainwright.base.signal_handlers import end_by_sigint, quiet_interrupt, restore_handler, set_handler
 from trainwright.base.terminal import guarded, open_standard_streams, print_line, shortened
-from trainwright.config.arguments import default_argument_parser, split_config, whole_number
+from trainwright.config.arguments import default_argument_parser, folder_of_run, split_config, whole_number
 from trainwright.config.secrets import redact, with_short_errors
 
 if TYPE_CHECKING:
@@ -232,10 +232,9 @@ def _refuse_unread(cfg: "DictConfig", overrides: Sequence[str], file: str) -> No
                     f" train.output_dir={Path(text).parent}. `trainwright eval {text}` evaluates this one;"
                     f" train.load_weight={text} starts another training from its weights."
                 )
-            run = Path(text).parent if (Path(text).parent / "run.json").is_file() else text
             raise ConfigError(
-                f"{text}: a folder is no override, and --resume takes none: train.output_dir={run} is the folder of"
-                " the run, and --resume continues its newest checkpoint."
+                f"{text}: a folder is no override, and --resume takes none: train.output_dir={folder_of_run(text)} is"
+                " the folder of the run, and --resume continues its newest checkpoint."
             )
         if "=" not in text and not text.startswith("~"):
             example = "" if "=" in following or following.startswith("~") else f": {text}={following}"

@@ -32,6 +32,12 @@ _COMMON: dict[str, dict[str, Any]] = {
 }
 
 
+def folder_of_run(path: str) -> Path:
+    """The folder of the run of a checkpoint; that of a run itself."""
+    above = Path(path).parent
+    return above if (above / "run.json").is_file() else Path(path)
+
+
 class TrainingArgumentParser(argparse.ArgumentParser):
     """Accepts flags before, between and after the overrides; suggests the nearest flag for an unknown one."""
 
@@ -53,8 +59,7 @@ class TrainingArgumentParser(argparse.ArgumentParser):
             action = self._option_string_actions.get(flag)
             if sign and action is not None and action.nargs == 0:
                 is_folder = flag == "--resume" and value.lower() not in ("true", "false", "1", "0", "yes", "no", "auto")
-                folder = Path(value).parent if (Path(value).parent / "run.json").is_file() else value
-                run = f" The run is train.output_dir={folder}" if is_folder else ""
+                run = f" The run is train.output_dir={folder_of_run(value)}" if is_folder else ""
                 self.error(f"{flag} takes no value, and got {value!r}.{run}")
         known, unknown = self.parse_known_intermixed_args(given, namespace)
         if unknown:

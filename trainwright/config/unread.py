@@ -55,6 +55,8 @@ def warn_of_names(cfg: DictConfig, file: str) -> None:
 
     has_own_code = any(value_at(cfg, key) for key in OWN_CODE)  # which may read any section
     is_yaml, of_model = not file.endswith(".py"), parameters_of(value_at(cfg, "model"))
+    if is_yaml:
+        _warn_of_tuples(file)
     for name, line in (keys_of_yaml(file) if is_yaml else unread_names(Path(file))).items():
         key, value, there = keys_by_name().get(name, ""), value_at(cfg, name), name in cfg
         is_call = isinstance(value, DictConfig) and TARGET in value
@@ -103,28 +105,32 @@ def parameters_of(call: Any) -> Collection[str]:
 
 
 def keys_of_yaml(file: str) -> dict[str, int]:
-    """The keys at the top of a YAML file that its text refers to nowhere, with their lines.
-
-    Logs tuples as Python writes them, which are texts in YAML. Nothing of a file that a run has saved: it has all that
-    its configuration had.
-    """
-    text = Path(file).read_text(encoding="utf-8-sig")
-    root = None if is_saved(text) else yaml.compose(text, Loader=Loader)
-    found = dict[str, int]()
+    """The keys at the top of a YAML file that its text refers to nowhere, with their lines."""
+    (text, root), found = _yaml(file), dict[str, int]()
     for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
         anchors = re.findall(r"&(\w+)", text[key.start_mark.index : value.end_mark.index])
         is_used = any(re.search(rf"\*{anchor}\b", text) for anchor in anchors)
         is_used |= re.search(rf"\$\{{[^}}]*\b{re.escape(key.value)}\b", text) is not None
         if not is_used and key.value not in ("<<", "project_root"):
             found[key.value] = key.start_mark.line + 1
-    for name, scalar in _scalars(root, ""):
+    return found
+
+
+def _yaml(file: str) -> tuple[str, yaml.Node | None]:
+    """The text of a file, and its nodes; None for a saved one, which has all that its configuration had."""
+    text = Path(file).read_text(encoding="utf-8-sig")
+    return text, None if is_saved(text) else yaml.compose(text, Loader=Loader)
+
+
+def _warn_of_tuples(file: str) -> None:
+    """Log tuples as Python writes them, which are texts in YAML; not those in quotes."""
+    for name, scalar in _scalars(_yaml(file)[1], ""):
         if scalar.style is None and re.fullmatch(r"\([-+.\de, ]*\d,[-+.\de, ]*\)", scalar.value):
             values = [one.strip() for one in scalar.value.strip("(), ").split(",")]
             logger.warning(
                 "%s, line %d: %s: %s is a text, because YAML has no tuples. Write [%s].",
                 file, scalar.start_mark.line + 1, name, scalar.value, ", ".join(values),
             )  # fmt: skip
-    return found
 
 
 def _scalars(node: yaml.Node | None, path: str) -> Iterator[tuple[str, yaml.ScalarNode]]:

@@ -356,6 +356,7 @@ class DefaultTrainer(RunMethods):
         self.run.check_assigned()
         if not self.is_copy:
             self.run.check_schedules()
+            self.run.check_periods()
         with without_compiler():
             self.optimizer.zero_grad()
         self.run.state.restore()

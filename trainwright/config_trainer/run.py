@@ -532,13 +532,13 @@ class ConfigRun(Run):
         length: int = self.trainer.max_iter
         return length
 
-    def check_schedules(self) -> None:
-        """Before a training: refuse a schedule that does not fit its length, and say when torch's are stepped.
-
-        The first one also warns of periods that may be meant in epochs.
-        """
+    def check_periods(self) -> None:
+        """Before the first training: warn of periods that may be meant in epochs."""
         if not self.trainer.has_trained:
             setup.warn_of_periods(self.given.train, self.planned_epoch, evaluates=self.evaluates)
+
+    def check_schedules(self) -> None:
+        """Before a training: refuse a schedule that does not fit its length, and say when torch's are stepped."""
         epochs = 0 if self.spec.may_end_early else setup.epochs_of_schedules(self.given.train)
         often = "after each iteration"
         for schedule in self.schedules():

@@ -396,7 +396,7 @@ class TrainerBase:
             if self.is_ended:
                 self.unfinished_stop = None
         if first_error is not None:
-            self._note_steps(first_error)
+            self._set_exit_code(first_error)
             announce(first_error)
         watch_training(None)
         if first_error is not None:
@@ -424,7 +424,7 @@ class TrainerBase:
     def _before_first_step(self) -> None:
         """Called last before the first iteration, when every hook is ready."""
 
-    def _note_steps(self, error: BaseException) -> None:
+    def _set_exit_code(self, error: BaseException) -> None:
         if isinstance(error, UserError) and self.iterations_done > self.start_iter:
             error.exit_code = 1  # 2 means that nothing was trained
 
@@ -443,7 +443,7 @@ class TrainerBase:
             add_fix(error)
         if isinstance(error.__cause__, StopIteration):  # Python's own message names no place
             error.add_note("A hook or the step called next() on an iterator that has ended: see the first traceback.")
-        self._note_steps(error)
+        self._set_exit_code(error)
         announce(error)
         # Only for log.txt: the caller of train() reports the error.
         if isinstance(error, STOPS):

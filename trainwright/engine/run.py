@@ -43,6 +43,7 @@ from trainwright.events.storage import EventStorage, find_event_storage
 from trainwright.hooks import BestCheckpointer, EvalHook, HookBase, PeriodicWriter
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.hooks.callbacks.base import Callback, CallbackList, TrainerControl
+from trainwright.hooks.checkpoint import names_of_metric
 from trainwright.hooks.due import Period
 from trainwright.hooks.method_overrides import Overrides
 from trainwright.hooks.signals import evaluation_may_stop
@@ -315,8 +316,9 @@ class Run:
 
     def new_result(self) -> float | None:
         """The result that chooses the best checkpoint, if the evaluation of this iteration has it, on all processes."""
-        key, values = self.best_metric.key, self.trainer.storage.latest()
-        value, at = next((values[name] for name in (f"eval_{key}", key) if name in values), (0.0, -1))
+        values = self.trainer.storage.latest()
+        names = names_of_metric(self.best_metric.key, is_of_training=False)
+        value, at = next((values[name] for name in names if name in values), (0.0, -1))
         found: float | None = broadcast_object(value if at >= self.trainer.iterations_done - 1 else None)
         return found
 

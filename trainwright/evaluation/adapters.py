@@ -123,8 +123,8 @@ def _warn_of_no_reset(evaluator: DatasetEvaluator) -> None:
     adds = stores["process"] or not _ADDS.isdisjoint(process.co_names)
     if adds and not stores["evaluate"] and _CLEARS.isdisjoint(evaluate.co_names):
         logger.warning(
-            "%s has no reset(), so what process() adds goes on from one evaluation to the next. Write def reset(self),"
-            " which sets it as before the first batch.", kind.__name__,
+            "%s has no reset(): what process() has added in an evaluation is counted in the next one, too. Write def"
+            " reset(self), which sets it as before the first batch.", kind.__name__,
         )  # fmt: skip
 
 

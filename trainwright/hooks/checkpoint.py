@@ -161,6 +161,11 @@ def _delete(keep: Callable[..., object], prefix: str, which: Any, save_dir: Path
         logger.warning("%s: an older checkpoint could not be deleted (%s).", save_dir, error)
 
 
+def names_of_metric(metric: str, *, is_of_training: bool) -> tuple[str, ...]:
+    """The names that a metric may have in the storage: ``eval_…`` where the training has values of the other one."""
+    return (metric,) if is_of_training else (f"eval_{metric}", metric)
+
+
 class BestCheckpointer(HookBase):
     """Save ``file_prefix`` whenever ``val_metric`` is the best so far.
 
@@ -207,7 +212,7 @@ class BestCheckpointer(HookBase):
             raise ConfigError(f"BestCheckpointer.top_k: got {top_k}; it must be a whole number >= 1.")
         check_prefix(file_prefix, "BestCheckpointer.file_prefix")
         self._file_prefix = file_prefix
-        self.names = (val_metric,) if is_of_training else (f"eval_{val_metric}", val_metric)  # that it may have
+        self.names = names_of_metric(val_metric, is_of_training=is_of_training)
         self.best: float | None = None
         self.best_iter: int | None = None
         self.best_results: dict[str, float] = {}  # of the evaluation that has found it

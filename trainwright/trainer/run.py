@@ -330,7 +330,11 @@ class PythonRun(TrainerRun):
         metric, me = self.best_metric, weakref.proxy(self)
         if not metric.is_of_training:
             return [ReduceOnPlateau(me.new_result)]
-        latest = lambda: me.storage.latest().get(metric.key, (None, 0))[0]  # noqa: E731
+
+        def latest() -> float | None:
+            value: float | None = me.storage.latest().get(metric.key, (None, 0))[0]
+            return value
+
         mean_loss = self.calls.epoch_loss_of_all
         return [ReduceOnPlateau(mean_loss if metric.key == "total_loss" else latest, self.state.epoch_ends())]
 
