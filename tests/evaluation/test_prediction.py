@@ -8,12 +8,21 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from tests.toys import Stream, file_config
-from trainwright import DefaultTrainer, Trainer, TrainingConfig
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig
 from trainwright.base.errors import ConfigError, ConfigTypeError
-from trainwright.data import ColumnDataset
+from trainwright.data import ColumnDataset, SingleRoundSampler
 from trainwright.evaluation.prediction import join
 from trainwright.hooks import Callback
 
@@ -75,6 +84,78 @@ def test_every_kind_of_data_gives_the_outputs_of_a_loop_by_hand(tmp_path: Path) 
         assert not found.requires_grad
     assert all(module.training for module in trainer.model.modules())
     assert torch.equal(torch.get_rng_state(), random)
+
+
+def columns() -> ColumnDataset:
+    return ColumnDataset(inputs=INPUTS, labels=LABELS)
+
+
+PAIRS = TensorDataset(INPUTS, LABELS)
+OTHER_ORDER: dict[str, dict[str, Any]] = {
+    "shuffled": {"batch_size": 4, "shuffle": True},
+    "a subset": {"batch_size": 4, "sampler": SubsetRandomSampler(range(11))},
+    "weighted": {"batch_size": 4, "sampler": WeightedRandomSampler([1.0] * 11, 11)},
+    "inside of batches": {"batch_sampler": BatchSampler(RandomSampler(PAIRS), 4, False)},
+    "batches of ours": {"batch_sampler": SingleRoundSampler(PAIRS, 4, shuffle=True)},
+    "a part of a process": {"batch_size": 4, "sampler": DistributedSampler(PAIRS, 2, 0, shuffle=False)},
+    "shuffled by processes": {"batch_size": 4, "sampler": DistributedSampler(PAIRS, 1, 0)},
+}
+IN_ORDER: dict[str, dict[str, Any]] = {
+    "in order": {"batch_size": 4},
+    "complete batches": {"batch_size": 11, "drop_last": True},
+    "batches in order": {"batch_sampler": BatchSampler(SequentialSampler(PAIRS), 4, False)},
+    "batches of ours in order": {"batch_sampler": SingleRoundSampler(PAIRS, 4)},
+    "all of a process": {"batch_size": 4, "sampler": DistributedSampler(PAIRS, 1, 0, shuffle=False)},
+    "a sampler of the user": {"batch_size": 4, "sampler": range(11)},
+}
+
+
+@pytest.mark.parametrize("kind", [*OTHER_ORDER, *IN_ORDER])
+def test_a_loader_with_another_order_than_the_samples_is_a_warning(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = trainer_of(Plain(), tmp_path)
+    found = trainer.predict(DataLoader(PAIRS, **{**OTHER_ORDER, **IN_ORDER}[kind]))
+    assert kind in OTHER_ORDER or torch.allclose(found, by_hand(trainer.model))
+    warned = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(warned) == (kind in OTHER_ORDER)
+    assert all("Trainer.predict: the outputs are not in the order of the samples" in one for one in warned)
+
+
+def test_the_loaders_of_a_training_are_warnings_where_they_shuffle(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for shuffles in (False, True):
+        trainer = trainer_of(Plain(), tmp_path, dataloader_shuffle=shuffles, dataloader_drop_last=False)
+        assert "not in the order" not in caplog.text
+        trainer.predict(trainer.train_dataloader)
+    assert "not in the order of the samples: the loader has another one (EpochSampler)" in caplog.text
+
+
+def test_a_loader_that_leaves_samples_out_is_a_warning_where_some_are_missing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warned() -> list[str]:
+        found = [one.getMessage().partition(":")[0] for one in caplog.records if "leaves out its last" in one.message]
+        caplog.clear()
+        return found
+
+    trainer = trainer_of(Plain(), tmp_path, metrics=None)
+    for size, number in ((11, 0), (4, 1)):
+        loader = DataLoader(PAIRS, size, drop_last=True)
+        assert len(trainer.predict(loader)) == 11 - 3 * number
+        assert warned() == ["Trainer.predict"] * number
+        trainer.evaluate(loader)
+        assert warned() == ["Trainer.evaluate"] * number
+    config_trainer = DefaultTrainer(column_config(tmp_path / "file"))
+    loader = DataLoader(columns(), 4, shuffle=True, drop_last=True)
+    assert len(config_trainer.predict(loader)["prediction_scores"]) == 8
+    assert "DefaultTrainer.predict: the outputs are not in the order of the samples" in caplog.text
+    assert warned() == ["DefaultTrainer.predict"]
+    cfg = column_config(tmp_path / "test")
+    cfg.dataloader.test = [LazyCall(DataLoader)(dataset=LazyCall(columns)(), batch_size=4, drop_last=True)]
+    DefaultTrainer(cfg)
+    assert warned() == ["dataloader.test.0 leaves out its last, shorter batch"]
 
 
 def test_iterate_yields_the_outputs_batch_by_batch_and_lets_the_caller_train_between(tmp_path: Path) -> None:
@@ -171,10 +252,6 @@ def test_what_cannot_be_predicted_is_a_clear_error(tmp_path: Path) -> None:
         trainer.predict([])
     with pytest.raises(ConfigTypeError, match=r"a tuple of 20 parts.*list"):
         trainer_of(torch.nn.Linear(3, 1), tmp_path).predict(torch.randn(20, 3).unbind())
-
-
-def columns() -> ColumnDataset:
-    return ColumnDataset(inputs=INPUTS, labels=LABELS)
 
 
 def column_config(folder: Path) -> Any:

@@ -178,15 +178,15 @@ def test_settings_beside_a_part_that_is_given_are_one_warning(tmp_path: Path, ca
 
 
 def test_data_and_settings_that_are_not_used_are_warnings(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    loader = DataLoader(DATA, 4, shuffle=True, drop_last=True)
+    loader = DataLoader(DATA, 6, shuffle=True, drop_last=True)
     settings = config(tmp_path, metrics=["F1Score"], dataloader_shuffle=False)
     handler = {"metrics_handler": lambda predictions, labels: {"share": 1.0}}
     trainer = Trainer(make(), settings, DATA, train_dataloader=loader, eval_dataloader=loader, **handler)
     trainer.predict(loader)
     warned = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     for text, parts in zip(
-        ("train_dataset is not read", "eval_dataloader leaves out", "without effect", "predict: the loader shuffles"),
-        ((), (), ("metrics=['F1Score']", "dataloader_shuffle=False"), ()),
+        ("train_dataset is not read", "eval_dataloader leaves out", "without effect", "not in the order"),
+        ((), (), ("metrics=['F1Score']", "dataloader_shuffle=False"), ("predict", "RandomSampler")),
         strict=True,
     ):
         (found,) = [one for one in warned if text in one]

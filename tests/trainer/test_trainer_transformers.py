@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSampler
 
 from tests.toys import Samples, Stream, assert_equal_weights, quiet
 from trainwright import Trainer, TrainingConfig
@@ -223,7 +223,16 @@ def test_a_shuffled_loader_of_an_evaluation_on_several_processes_is_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("trainwright.engine.loaders.get_averaging_size", lambda: 2)
-    for shuffle in (False, True):
-        assert "shuffles differently" not in caplog.text
-        assert len(list(batches_of_rank(DataLoader(range(8), 2, shuffle=shuffle)))) == 2  # type: ignore[arg-type]
-    assert "shuffles differently on each process" in caplog.text
+    seeded = torch.Generator().manual_seed(0)
+    orders: list[tuple[dict[str, Any], bool]] = [
+        ({}, False),
+        ({"shuffle": True}, True),
+        ({"shuffle": True, "generator": seeded}, False),
+        ({"sampler": SubsetRandomSampler(range(8))}, True),
+        ({"sampler": WeightedRandomSampler([1.0] * 8, 8)}, True),
+        ({"sampler": WeightedRandomSampler([1.0] * 8, 8, generator=seeded)}, False),
+    ]
+    for order, is_warned in orders:
+        caplog.clear()
+        assert len(list(batches_of_rank(DataLoader(range(8), 2, **order)))) == 2  # type: ignore[arg-type]
+        assert ("shuffles differently on each process" in caplog.text) == is_warned

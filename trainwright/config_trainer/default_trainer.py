@@ -29,7 +29,7 @@ from trainwright.data.streaming import eval_stream_loader, is_stream
 from trainwright.engine.build import build_run
 from trainwright.engine.extra_parameters import extra_optimizers, warn_of_untrained
 from trainwright.engine.initial_weights import load_initial_weights
-from trainwright.engine.loaders import batches_of_rank, is_dataset, num_rounds
+from trainwright.engine.loaders import batches_of_rank, is_dataset, num_rounds, warn_of_left_out, warn_of_predicted
 from trainwright.engine.run_hooks import inner_hooks
 from trainwright.engine.run_methods import RunMethods, part_of_run
 from trainwright.engine.update import refuse_sparse_gradients
@@ -162,6 +162,7 @@ class DefaultTrainer(RunMethods):
         named = {str(name): setup.call_with_known(node, given) for name, node in each}
         for name, loader in named.items():
             setup.refuse_other_than_loader(loader, f"dataloader.test.{name}")
+            warn_of_left_out(loader, f"dataloader.test.{name}")
         if not is_named:
             return list(named.values())
         for name, loader in named.items():
@@ -262,6 +263,7 @@ class DefaultTrainer(RunMethods):
         elif is_dataset(loader):
             datasets = [loader] if isinstance(loader, list) else loader  # a list would be several data sets
             loader = build_image_test_loader(datasets, train.test_micro_batch_size, num_workers=0, seed=train.seed)
+        warn_of_predicted(loader, "DefaultTrainer.predict")
         return self.run.predict(
             lambda: map(self.run.prepare_eval, batches_of_rank(loader)),
             self.run.forward,

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data.errors import DataError, data_fault
@@ -564,6 +564,35 @@ class RangedSampler(Sampler[int]):
 
     def __repr__(self) -> str:
         return _repr(self, self.data, "batch_size", "start_index", "end_index", "drop_last", "shuffle", "seed")
+
+
+_RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+def sampler_of(loader: Any) -> Any:
+    """What orders the samples of a loader: its sampler of batches, or that of samples inside of it."""
+    batches = getattr(loader, "batch_sampler", None)
+    return getattr(loader, "sampler", None) if batches is None else getattr(batches, "sampler", batches)
+
+
+def is_drawn_by_process(loader: Any) -> bool:
+    """Whether the random generator of each process draws the order of a loader."""
+    sampler = sampler_of(loader)
+    return isinstance(sampler, _RANDOM) and sampler.generator is None
+
+
+def is_shuffled(loader: Any) -> bool:
+    """Whether the sampler of a loader draws its order, as far as it shows."""
+    sampler = sampler_of(loader)
+    return isinstance(sampler, _RANDOM) or getattr(sampler, "shuffle", None) is True
+
+
+def is_in_order(loader: Any) -> bool:
+    """Whether a loader yields samples in the order of its data set, as far as its sampler shows."""
+    sampler = sampler_of(loader)
+    is_interleaved = isinstance(sampler, DistributedSampler) and sampler.num_replicas > 1
+    is_grouped = isinstance(sampler, _BatchSampler) and isinstance(sampler._order, LengthGroups)
+    return not (is_shuffled(loader) or is_interleaved or is_grouped)
 
 
 def _order_of(dataset: Any, length: int, shuffle: bool) -> Order:

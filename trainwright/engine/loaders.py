@@ -7,7 +7,7 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from torch.utils.data import DistributedSampler, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import DistributedSampler, IterableDataset, SequentialSampler
 
 from trainwright.base.dist import (
     get_averaging_rank,
@@ -23,7 +23,15 @@ from trainwright.data.loaders import check_stream_arguments
 from trainwright.data.order import sample_lengths
 from trainwright.data.same_samples import Data, FirstReads, check_first_reads
 from trainwright.data.sample_count import SampleCounter
-from trainwright.data.sampler import EpochSampler, SingleRoundSampler, refuse_empty
+from trainwright.data.sampler import (
+    EpochSampler,
+    SingleRoundSampler,
+    is_drawn_by_process,
+    is_in_order,
+    is_shuffled,
+    refuse_empty,
+    sampler_of,
+)
 from trainwright.data.streaming import StreamLoader, eval_stream_loader, is_stream, order_of_stream
 from trainwright.evaluation.loop import batch_limit
 
@@ -87,6 +95,29 @@ def num_left_out(loader: Any) -> int:
     return left_out if left_out < sampler.global_batch_size else 0  # otherwise the user limits the epoch
 
 
+def warn_of_left_out(loader: Any, name: str) -> None:
+    """Warn of a loader to evaluate that leaves out the samples of its last, shorter batch, if there are such."""
+    batches: Any = getattr(loader, "batch_sampler", None)
+    if not getattr(loader if batches is None else batches, "drop_last", False):
+        return
+    try:
+        is_complete = not (num_left_out(loader) if is_own_loader(loader) else len(batches.sampler) % batches.batch_size)
+    except (AttributeError, TypeError, NotImplementedError):  # a stream, or a sampler of the user's
+        is_complete = False
+    if not is_complete:
+        logger.warning("%s leaves out its last, shorter batch: build it with drop_last=False.", name)
+
+
+def warn_of_predicted(loader: Any, name: str) -> None:
+    """Warn of a loader whose predictions are not those of all samples, in their order."""
+    if not is_in_order(loader):
+        logger.warning(
+            "%s: the outputs are not in the order of the samples: the loader has another one (%s). Pass the data set,"
+            " or a loader that does not shuffle.", name, type(sampler_of(loader)).__name__,
+        )  # fmt: skip
+    warn_of_left_out(loader, f"{name}: the loader")
+
+
 def eval_loader(
     dataset: Any, spec: RunSpec, collator: Callable[[list[Any]], Any] | None, batch_size: int | None = None
 ) -> Any:
@@ -106,8 +137,7 @@ def batches_of_rank(loader: Iterable[Any]) -> Iterator[Any]:
     if not _is_split(loader):
         return opened(loader)
     rank, size = get_averaging_rank(), get_averaging_size()
-    sampler = getattr(loader, "sampler", None)
-    if isinstance(sampler, RandomSampler) and sampler.generator is None:
+    if is_drawn_by_process(loader):
         logger.warning(
             "The passed %s shuffles differently on each process, so some samples are read more than once and others not"
             " at all. Pass a data set, or a loader that does not shuffle.",
@@ -157,7 +187,7 @@ def overfit_loader(loader: Any, dataset: Any, spec: RunSpec, collator: Any) -> A
     """A loader of an evaluation that begins with the batches of the training ``loader``."""
     if is_own_loader(loader):
         return eval_loader(dataset, spec, collator, spec.batch_size)
-    if isinstance(getattr(loader, "sampler", None), RandomSampler):
+    if is_shuffled(loader):
         logger.warning(
             "TrainingConfig.overfit_batches: the passed loader shuffles, so its first batches differ between epochs."
             " Pass a data set, or a loader that does not shuffle."

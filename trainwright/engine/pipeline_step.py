@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import RandomSampler
 
 from trainwright.base.devices import wide_dtype
 from trainwright.base.dist import all_gather_object, gather_over_pipeline
 from trainwright.base.errors import ConfigError
+from trainwright.data.sampler import is_drawn_by_process
 from trainwright.engine.accumulation import TOKENS, weighted_mean
 from trainwright.engine.step_metrics import Row, StepMetrics
 from trainwright.engine.update import Update
@@ -275,8 +275,7 @@ def refuse_own_step(pipeline: Pipeline | None, name: str, methods: Iterable[str]
 
 def refuse_unseeded_loader(loader: Any, name: str) -> None:
     """Raise if a loader shuffles by the random generator of its process, which differs between stages."""
-    sampler = getattr(loader, "sampler", None)
-    if isinstance(sampler, RandomSampler) and sampler.generator is None:
+    if is_drawn_by_process(loader):
         raise ConfigError(
             f"{name}: {type(loader).__name__} shuffles by the random generator of its process, so that pipeline stages"
             " would read different batches. Pass generator=torch.Generator().manual_seed(0) to it."

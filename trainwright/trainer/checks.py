@@ -18,6 +18,7 @@ from trainwright.config.foreign_names import ARGUMENTS, argument_hint
 from trainwright.data.errors import are_inputs_and_labels, columns_fault, data_fault, is_read
 from trainwright.data.mixture import mixed
 from trainwright.data.wrapped import with_inner
+from trainwright.engine.loaders import each, warn_of_left_out
 from trainwright.evaluation.evaluator import DatasetEvaluator
 from trainwright.hooks.callbacks import Callback
 from trainwright.optim.named import NamedOptimizers, check_schedules
@@ -358,8 +359,8 @@ def _warn_of_data(given: Mapping[str, Any]) -> None:
     for kind in ("train", "eval"):
         if given[f"{kind}_dataset"] is not None and given[f"{kind}_dataloader"] is not None:
             logger.warning("Trainer.%s_dataset is not read: the Trainer uses %s_dataloader. Pass one.", kind, kind)
-    if getattr(given["eval_dataloader"], "drop_last", False):
-        logger.warning("Trainer.eval_dataloader leaves out its last, shorter batch: build it with drop_last=False.")
+    for loader in each(given["eval_dataloader"]):
+        warn_of_left_out(loader, "Trainer.eval_dataloader")
 
 
 def check_given(

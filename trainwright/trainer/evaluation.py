@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import RandomSampler
 
 from trainwright.base.batch import arguments, parameter_names, to_batch
 from trainwright.base.dist import (
@@ -119,6 +118,8 @@ class Evaluation:
                 raise ConfigTypeError(f"Trainer.evaluate: {fault}")
         if given is not None and not is_by_model:
             loader = self.loaders_of(given)
+            for one in loaders.each(loader):
+                loaders.warn_of_left_out(one, "Trainer.evaluate: the loader")
         elif loader is None:
             raise ConfigError("Trainer.evaluate: there is no eval_dataset; pass one here or to the Trainer.")
         meet("Trainer.evaluate")
@@ -232,8 +233,7 @@ class Evaluation:
         if loaders.is_dataset(data):
             refuse_empty("Trainer.predict", data)
             loader = self.loaders_of(data)
-        if isinstance(getattr(loader, "sampler", None), RandomSampler):
-            logger.warning("Trainer.predict: the loader shuffles, so the outputs are not in the order of the samples.")
+        loaders.warn_of_predicted(loader, "Trainer.predict")
 
         def read_batches() -> Iterator[Any]:
             few = islice(loaders.batches_of_rank(loader), parts.dev_batches(self._run.spec))

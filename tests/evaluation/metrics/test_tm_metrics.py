@@ -41,6 +41,17 @@ def test_labels_of_minus_100_do_not_count():
     )
 
 
+def test_perplexity_leaves_out_labels_of_minus_100() -> None:
+    scores_BLC, labels_BL = torch.randn(4, 5, 150, generator=rng()), torch.randint(150, (4, 5), generator=rng(1))
+    labels_BL[:, 3:] = -100
+    mean = torch.nn.functional.cross_entropy(scores_BLC.flatten(0, 1), labels_BL.flatten())
+    assert float(fed("Perplexity", scores_BLC, labels_BL).compute()) == pytest.approx(float(mean.exp()), rel=1e-5)
+    labels_BL[labels_BL == -100] = 7  # a class that the user names
+    metric = TMMetrics("Perplexity", ignore_index=7)
+    metric.update(scores_BLC, labels_BL)
+    assert float(metric.compute()) == pytest.approx(float(mean.exp()), rel=1e-5)
+
+
 @pytest.mark.parametrize("name", ["MeanSquaredError", "MeanAbsoluteError", "MeanAbsolutePercentageError", "Accuracy"])
 def test_a_view_is_counted_as_its_copy(name):
     found, true = torch.rand(4, 3, 2, generator=rng()), torch.rand(4, 3, 2, generator=rng(1)) + 1

@@ -205,8 +205,7 @@ class MetricFactory:
     @property
     def ignores_label(self) -> bool:
         """Whether it ignores labels of -100, because it can and the user has named no other label."""
-        can_ignore = self.domain == "classification" and "ignore_index" in _parameters(self.core_class)
-        return can_ignore and "ignore_index" not in self.core_arguments
+        return "ignore_index" in _parameters(self.core_class) and "ignore_index" not in self.core_arguments
 
     def reads(self, task: str | None) -> Scores:
         """What a classification metric reads of scores."""
