@@ -226,3 +226,11 @@ def test_a_lost_process_fails_a_save_in_flight_without_a_second_traceback(
     with pytest.raises(RuntimeError, match="Connection closed"):
         trainer.train(0, 1)
     assert ("after_train failed too" in caplog.text) == is_shown
+
+
+def test_results_before_the_first_evaluation_are_missing_with_the_reason() -> None:
+    trainer = Trainer([])
+    with pytest.raises(KeyError, match="no 'Acc@1': nothing has been evaluated yet"):
+        trainer.last_eval_results["Acc@1"]
+    assert trainer.last_eval_results == {}
+    assert type(trainer.train(0, 1)) is dict

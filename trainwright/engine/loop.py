@@ -5,9 +5,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
-from trainwright.base.errors import ConfigError, ConfigTypeError, UserError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, NamedValues, UserError
 from trainwright.config.foreign_names import HOOK_METHODS, attribute_hint
 from trainwright.data.errors import add_fix
 from trainwright.events.phases import PhaseTimes
@@ -27,6 +28,10 @@ from trainwright.parallel.faults import announce, meet, names_connection, watch_
 logger = logging.getLogger("trainwright.engine")
 
 FILE_ONLY = {"file_only": True}  # a log record that the console skips
+
+
+def _no_result(name: str) -> ConfigKeyError:
+    return ConfigKeyError(f"last_eval_results has no {name!r}: nothing has been evaluated yet.")
 
 
 @overridable
@@ -80,7 +85,7 @@ class TrainerBase:
         # With the next call of a hook that may have periods.
         self._after_step: list[tuple[HookBase, Callable[[], None], NextCall | None]] = []
         self._between_steps: list[Callable[[], None]] = []
-        self.last_eval_results: dict[str, Any] = {}
+        self.last_eval_results: dict[str, Any] = NamedValues({}, _no_result)
 
     if not TYPE_CHECKING:
 
@@ -144,7 +149,7 @@ class TrainerBase:
         with self._training(start_iter, max_iter) as run_step:
             for _ in self._iterations():
                 run_step()
-        return self.last_eval_results
+        return copy(self.last_eval_results)
 
     def _iterations(self, until: Callable[[], int] | None = None) -> Iterator[None]:
         """Run hooks before and after each iteration. The caller's loop body runs the step: no frame is added.
