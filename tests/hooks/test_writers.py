@@ -140,3 +140,25 @@ def test_writers_that_are_built_for_each_training() -> None:
     trainer.train(2, 4)
     assert [writer.rows for writer in built] == [[1, 2], [3, 4]]
     assert all(writer.closed for writer in built)
+
+
+class OfStorage(EventWriter):
+    def write(self, storage: EventStorage) -> None:  # type: ignore[override]
+        pass
+
+
+class OfNothing(EventWriter):
+    def write(self) -> None:  # type: ignore[override]
+        pass
+
+
+class OfAnything(EventWriter):
+    def write(self, *given: Any, **named: Any) -> None:
+        pass
+
+
+def test_a_writer_that_cannot_be_called_is_refused_with_the_line_to_write() -> None:
+    facts = r"OfStorage.write is called without arguments: it takes \(storage\)\. Write def write\(self, storage=None\)"
+    with pytest.raises(TypeError, match=facts):
+        PeriodicWriter([OfStorage()])
+    PeriodicWriter([OfNothing(), OfAnything()])

@@ -7,9 +7,11 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from trainwright.base.errors import ConfigTypeError
+from trainwright.base.signatures import read_signature, shown_arguments
 from trainwright.events.storage import EventStorage, Snapshot, StorageView, storages_of_threads, take_snapshot
 from trainwright.events.writers.base import EventWriter, is_file_writer, unwrapped
 
@@ -176,6 +178,7 @@ class WriterDispatcher:
                 raise ConfigTypeError(
                     f"PeriodicWriter.writers: got {got}; a writer must be an EventWriter object{call}."
                 )
+            _check_write(writer)
         self._synchronous = [writer for writer in writers if not getattr(writer, "in_background", True)]
         background = [writer for writer in writers if getattr(writer, "in_background", True)]
         self._files = [writer for writer in background if is_file_writer(writer)]
@@ -233,6 +236,18 @@ class WriterDispatcher:
             for thread in self._threads:
                 thread.join()
         _raise_first([*failures, *(thread.take_failure() for thread in self._threads)])
+
+
+def _check_write(writer: EventWriter) -> None:
+    """Raise ConfigTypeError if ``write`` does not take the call, which is without arguments."""
+    try:
+        with suppress(ValueError):  # it has no signature
+            read_signature(writer.write, follow_wrapped=False).bind()
+    except TypeError:
+        raise ConfigTypeError(
+            f"{type(writer).__name__}.write is called without arguments: it takes {shown_arguments(writer.write)}."
+            " Write def write(self, storage=None), and in it storage = storage or get_event_storage()."
+        ) from None
 
 
 def _raise_first(failures: Sequence[BaseException | None]) -> None:
