@@ -1,7 +1,10 @@
 """Signatures are read where annotations have names that only type checkers import."""
 
+import functools
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch.utils.data import TensorDataset
 import trainwright
 from tests.toys import quiet
 from trainwright import Trainer
-from trainwright.base.signatures import read_signature
+from trainwright.base.signatures import lacks_return, read_signature
 from trainwright.data import ColumnDataset
 
 
@@ -50,3 +53,52 @@ def test_every_signature_is_read_by_the_one_function() -> None:
     package = Path(trainwright.__file__).parent
     files = [path for path in package.rglob("*.py") if "inspect.signature(" in path.read_text(encoding="utf-8")]
     assert files == [package / "base" / "signatures.py"]
+
+
+def forgets(values: dict[str, float]) -> None:
+    dict(values)
+
+
+def forgets_a_dict(value: float) -> None:
+    {"accuracy": value}  # noqa: B018
+
+
+def does_nothing() -> None:
+    """On purpose."""
+
+
+def returns_nothing(values: list[float]) -> None:
+    values.clear()
+    return None
+
+
+def ends_early(values: list[float]) -> None:
+    if not values:
+        return
+    values.clear()
+
+
+def raises(values: list[float]) -> None:
+    values.clear()
+    raise NotImplementedError(str(values))
+
+
+def yields(values: list[float]) -> Iterator[float]:
+    yield from sorted(values)
+
+
+def as_dict(function: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.wraps(function)(lambda *given: {"values": [*function(*given)]})
+
+
+@pytest.mark.parametrize(
+    ("function", "is_lacking"),
+    [
+        (forgets, True),
+        (forgets_a_dict, True),
+        *[(one, False) for one in (does_nothing, returns_nothing, ends_early, raises, yields)],
+        *[(one, False) for one in (as_dict(forgets), lambda values: dict(values), len, functools.partial(forgets, {}))],
+    ],
+)
+def test_a_forgotten_return_is_found_where_the_text_is_certain(function: Any, is_lacking: bool) -> None:
+    assert lacks_return(function) is is_lacking

@@ -223,3 +223,61 @@ def test_methods_of_the_python_api_are_named_as_in_config_files(
 def test_main_takes_the_class_of_the_trainer_by_name() -> None:
     with pytest.raises(TypeError, match=r"main\(trainer_class=Forgets\)"):
         main(Forgets)  # type: ignore[arg-type]
+
+
+def test_a_test_without_a_return_is_named_at_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Forgets(DefaultTrainer):
+        @classmethod
+        def test(cls, cfg: Any, test_loaders: Any, model: Any, evaluator: Any = None) -> Any:
+            super().test(cfg, test_loaders, model, evaluator)
+
+    class OnPurpose(DefaultTrainer):
+        @classmethod
+        def test(cls, cfg: Any, test_loaders: Any, model: Any, evaluator: Any = None) -> Any:
+            super().test(cfg, test_loaders, model, evaluator)
+            return {}
+
+    cfg = file_config(tmp_path, Classifier, points, points, train_iter=1, train_micro_batch_size=8)
+    assert OnPurpose(cfg).train() == {}
+    assert "no return statement" not in caplog.text
+    cfg.train.output_dir = str(tmp_path / "other")
+    assert Forgets(cfg).train() == {}
+    assert "Forgets.test has no return statement, so there are no results" in caplog.text
+
+
+CONFIG = """
+from tests.toys import Classifier, file_config, points
+cfg = file_config("out", Classifier, points, points, train_iter=1, train_micro_batch_size=8)
+model, dataloader, train = cfg.model, cfg.dataloader, cfg.train
+"""
+
+
+@pytest.mark.parametrize(
+    ("methods", "line"),
+    [
+        ({"build_evaluator": lambda self, cfg: ClsEvaluator()}, "build_evaluator(cls, cfg)."),
+        ({"build_model": lambda self, cfg: Classifier()}, "build_model(cls, cfg)."),
+        ({"test": lambda self, cfg, loaders, model, evaluator=None: {}}, "test(cls, cfg, loaders, model, evaluator="),
+        ({"build_evaluator": staticmethod(lambda cfg: ClsEvaluator())}, ""),
+        (
+            {
+                "get_batch": lambda self, data, *more: DefaultTrainer.get_batch(data, *more),
+                "test": classmethod(lambda cls, *given: {"Acc@1": 1.0}),
+            },
+            "",
+        ),
+    ],
+)
+def test_a_method_with_self_is_answered_before_an_evaluation_without_a_trainer(
+    methods: dict[str, Any],
+    line: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("config.py").write_text(CONFIG)
+    mine = trainer_with(**methods)
+    assert main(["config.py"], trainer_class=mine) == 0
+    assert main(["config.py", "--eval-only", "--resume"], trainer_class=mine) == (2 if line else 0)
+    assert (f"Write @classmethod, and below it def {line}" in capsys.readouterr().err) is bool(line)

@@ -410,3 +410,126 @@ def test_an_evaluator_is_reset_once_for_each_evaluation(tmp_path: Path) -> None:
     cfg = file_config(tmp_path, Parts, data)
     found = [DefaultTrainer.test(cfg, [loader], Parts(), evaluator)["resets"] for _ in range(2)]
     assert found == [1, 2]
+
+
+class OwnAccuracy(InOrder):
+    def evaluate(self) -> dict[str, float]:
+        return {"my_accuracy": self.value}
+
+
+class Forgets(InOrder):
+    def evaluate(self) -> Any:
+        {"accuracy": float(self.value)}
+
+
+class ReadsTensors(InOrder):
+    def process(self, inputs: Any, outputs: Any) -> None:
+        self.value += (outputs.argmax(1) == inputs["labels"]).sum()
+
+
+class ReadsSamples(InOrder):
+    def process(self, inputs: Any, outputs: Any) -> None:
+        for one, other in zip(inputs, outputs, strict=False):
+            self.value += one["labels"] == other["instances"]
+
+
+class Fails(InOrder):
+    def process(self, inputs: Any, outputs: Any) -> None:
+        raise ArithmeticError("in the evaluator")
+
+
+class Narrow(MetricsHandler):
+    def process(self, predictions: Any, labels: Any) -> Any:  # type: ignore[override]
+        return super().process(predictions, labels)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "written"),
+    [
+        (OwnAccuracy, "my_accuracy", "Write train.evaluation.eval_metric='my_accuracy'."),
+        (InOrder, "in order", "eval_metric='in order' and train.evaluation.eval_mode='max' or 'min'."),
+    ],
+)
+def test_a_result_of_another_name_is_answered_with_the_setting_of_the_best_model(
+    kind: Any, name: str, written: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_files(tmp_path, LazyCall(kind)()).train()
+    assert "did not compute 'Acc@1'" in caplog.text
+    assert written in caplog.text
+    assert not (tmp_path / "files/model_best").exists()
+    caplog.clear()
+    evaluation = {"eval_metric": name, **({"eval_mode": "max"} if "eval_mode" in written else {})}
+    by_files(tmp_path / "set", LazyCall(kind)(), evaluation=evaluation).train()
+    assert "did not compute" not in caplog.text
+    assert (tmp_path / "set/files/model_best").exists()
+
+
+def test_without_a_loss_the_python_api_names_its_setting_of_the_best_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_objects(tmp_path, own_accuracy(), OnlyScores, save_enabled=True).train()
+    assert "Write metric_for_best_model='MulticlassAccuracy'." in caplog.text
+    caplog.clear()
+    settings = {"save_enabled": True, "metric_for_best_model": "MulticlassAccuracy"}
+    by_objects(tmp_path / "set", own_accuracy(), OnlyScores, **settings).train()
+    assert "did not compute" not in caplog.text
+
+
+@pytest.mark.parametrize("api", ["Python", "config file"])
+@pytest.mark.parametrize(("kind", "times"), [(Forgets, 1), (InOrder, 0)])
+def test_an_evaluator_without_a_return_is_named_once_at_the_start(
+    api: str, kind: type, times: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = type(kind.__name__, (kind,), {})  # it is named once for each class
+    if api == "Python":
+        trainer: Any = by_objects(tmp_path, own(), num_epochs=2)
+    else:
+        trainer = by_files(tmp_path, own(), evaluation={"eval_period": 2, "eval_metric": "loss"})
+    assert caplog.text.count("Forgets.evaluate has no return statement") == times
+    assert "loss" in trainer.train()
+    assert caplog.text.count("Forgets.evaluate has no return statement") == times
+
+
+def test_an_evaluate_of_a_trainer_without_a_return_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Forgot(Trainer):
+        def evaluate(self, dataset: Any = None) -> Any:  # type: ignore[override]
+            super().evaluate(dataset)
+
+    class Writes(Trainer):
+        def evaluate(self, dataset: Any = None) -> Any:  # type: ignore[override]
+            super().evaluate(dataset)
+            return {}
+
+    for kind in (Writes, Forgot):
+        caplog.clear()
+        settings = quiet(tmp_path, batch_size=4, num_epochs=1, save_enabled=False)
+        assert kind(Parts(), settings, data(), data()).train() == {}
+        assert ("Forgot.evaluate has no return statement" in caplog.text) is (kind is Forgot)
+
+
+@pytest.mark.parametrize("api", ["Python", "config file"])
+@pytest.mark.parametrize(
+    ("kind", "error", "is_misread"),
+    [(ReadsTensors, AttributeError, True), (ReadsSamples, TypeError, True), (Fails, ArithmeticError, False)],
+)
+def test_an_error_of_an_evaluator_shows_what_it_was_called_with(
+    api: str, kind: Any, error: Any, is_misread: bool, tmp_path: Path
+) -> None:
+    with pytest.raises(error) as raised:
+        by_objects(tmp_path, kind()).evaluate() if api == "Python" else evaluated(tmp_path, LazyCall(kind)())
+    (note,) = [one for one in raised.value.__notes__ if one.startswith(f"{kind.__name__}.process was called with")]
+    assert "inputs {x: float32 (3, 4) on cpu, labels: int64 (3,) on cpu} and outputs {" in note
+    scores = "prediction_scores" if "prediction_scores: float32 (3, 3)" in note else "logits"
+    assert (f"read outputs['{scores}'] and inputs['labels']" in note) is is_misread
+
+
+def test_a_handler_that_does_not_take_the_fields_of_a_batch_is_answered_with_the_line(tmp_path: Path) -> None:
+    line = r"Narrow\.process is called .*'x'.* Write def process\(self, predictions, labels, \*\*batch\)\."
+    with pytest.raises(ConfigTypeError, match=line):
+        by_objects(tmp_path, Narrow(["accuracy"]), test=every_label).evaluate()
+    with pytest.raises(ConfigTypeError, match=line):
+        evaluated(tmp_path, LazyCall(Narrow)(metrics=["accuracy"]), test=every_label)
+    pairs = [(x, int(label)) for x, label in zip(*every_label().columns.values(), strict=True)]
+    given = {"metrics_handler": Narrow(["accuracy"])}
+    trainer = Trainer(nn.Linear(4, 3), quiet(tmp_path, loss="CrossEntropyLoss"), pairs, pairs, **given)
+    assert "accuracy" in trainer.evaluate()

@@ -395,8 +395,10 @@ def described(value: Any) -> str:
         return "{" + ", ".join(f"{name}: {described(item)}" for name, item in named.items()) + "}"
     if isinstance(value, tuple | list) and len(value) <= _MAX_PARTS:
         return "(" + ", ".join(map(described, value)) + ")"
-    size = f" of {len(value)}" if hasattr(value, "__len__") else ""
-    return f"{type(value).__name__}{size}"
+    try:
+        return f"{type(value).__name__} of {len(value)}"
+    except TypeError:  # it has no length, perhaps despite its class
+        return type(value).__name__
 
 
 def _inside(value: Any) -> Collection[Any] | None:

@@ -1,9 +1,14 @@
-"""The signatures of functions and classes, whatever their annotations."""
+"""The signatures of functions and classes, whatever their annotations, and their return statements."""
 
+import ast
 import inspect
+import logging
 import sys
 from collections.abc import Callable
+from textwrap import dedent
 from typing import Any
+
+logger = logging.getLogger("trainwright.engine")
 
 
 def read_signature(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
@@ -33,3 +38,32 @@ def shown_arguments(function: Callable[..., Any], *, is_bound: bool = True) -> s
     signature = read_signature(function, follow_wrapped=False)
     parameters = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
     return str(signature.replace(parameters=parameters[not is_bound :], return_annotation=signature.empty))
+
+
+def lacks_return(function: Callable[..., Any]) -> bool:
+    """Whether the text of a function computes something and ends without a ``return``.
+
+    False where the text does not decide it: it is not known, a decorator may return something else, or the function
+    yields or ends with an exception.
+    """
+    try:
+        (definition,) = ast.parse(dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return False
+    if not isinstance(definition, ast.FunctionDef) or isinstance(definition.body[-1], ast.Raise):
+        return False
+    nodes = [node for line in definition.body for node in ast.walk(line)]
+    computes, gives = (
+        any(isinstance(node, kinds) for node in nodes)
+        for kinds in ((ast.Call, ast.Dict), (ast.Return, ast.Yield, ast.YieldFrom))
+    )
+    return computes and not gives and not hasattr(function, "__wrapped__")
+
+
+def warn_of_no_results(function: Callable[..., Any], name: str) -> None:
+    """Log a method for the results of an evaluation that has no ``return``."""
+    if lacks_return(function):
+        logger.warning(
+            "%s has no return statement, so there are no results: return {'accuracy': value}. If there are none on"
+            " purpose, return {}.", name,
+        )  # fmt: skip

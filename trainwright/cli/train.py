@@ -265,6 +265,9 @@ def _evaluation(
             "train.load_weight: nothing to evaluate. Add train.load_weight=FOLDER (a checkpoint, for example"
             f" {cfg.train.output_dir.rstrip('/')}/model_best), or --resume for the latest checkpoint there."
         )
+    from trainwright.config_trainer.own_methods import check_class_methods
+
+    check_class_methods(trainer_class)
     model, loaders = build_evaluation(cfg, trainer_class, "" if args.resume else cfg.train.load_weight)
     return lambda: trainer_class.test(cfg, loaders, model)
 

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 from trainwright.base.errors import ConfigTypeError
+from trainwright.base.signatures import read_signature, shown_arguments
 from trainwright.evaluation.adapters import evaluator_of
 from trainwright.hooks.method_overrides import Overrides, check_arguments, is_overridden
 
@@ -32,6 +33,20 @@ def check_own_methods(trainer: Any, *, evaluates: bool) -> None:
             f"{kind.__name__}.get_batch: the evaluation calls it on the class. Write @classmethod, and below it"
             " def get_batch(cls, data, input_placement_device=None, mixup_func=None)."
         )
+
+
+def check_class_methods(kind: type) -> None:
+    """Raise ConfigTypeError for a method with ``self``, which ``--eval-only`` calls on the class."""
+    has_own_test = not next(one for one in kind.__mro__ if "test" in vars(one)).__module__.startswith("trainwright.")
+    of_test = () if has_own_test else ("build_evaluator", "get_batch")  # an own one may call them in another way
+    for name in ("build_test_loader", "build_model", "test", *of_test):
+        method = getattr_static(kind, name)
+        if isfunction(method) and next(iter(read_signature(method).parameters), "") == "self":
+            arguments = shown_arguments(method, is_bound=False).removeprefix("(")
+            raise ConfigTypeError(
+                f"{kind.__name__}.{name}: --eval-only has no trainer, and calls it on the class. Write @classmethod,"
+                f" and below it def {name}(cls, {arguments}."
+            )
 
 
 def part(overrides: Overrides, method: str, result: Any, *, is_right: bool, must: str) -> Any:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from trainwright.base.errors import ConfigError, ConfigKeyError, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigKeyError, did_you_mean, nearest_of
 from trainwright.config.spec import RunSpec
+from trainwright.evaluation.evaluator import flatten_results_dict
 from trainwright.evaluation.objective import MODES, find_objective, objective_by_user
 from trainwright.hooks.callbacks.base import Callback, TrainerControl
 from trainwright.hooks.callbacks.early_stopping import EarlyStoppingCallback
@@ -139,6 +140,17 @@ class BestMetric:
             f"{spec.where(self._setting)}: the evaluation computed no {name!r}, {use}."
             f" {did_you_mean(name, sorted(results))}"
         )
+
+    def line_for(self, results: Mapping[str, Any]) -> str:
+        """What to write to choose the best model by one of these ``results`` instead; empty if that is not known."""
+        names, spec = [*flatten_results_dict(results)], self._spec
+        if not names or self._setting == "save_best":
+            return ""
+        metrics = [name for name in names if "loss" not in name] or names
+        name = nearest_of(self.key.removeprefix("eval_"), metrics) or metrics[0]
+        values = ["'max'", "'min'"] if spec.api == "config file" else ["True", "False"]
+        mode = f" and {spec.name_of('greater_is_better')}={' or '.join(values)}"
+        return f"Write {spec.name_of(self._setting)}={name!r}{'' if self._mode_of(name) else mode}."
 
     def name_in_logs(self) -> str:
         key = self._key("eval_")

@@ -19,6 +19,7 @@ from trainwright.base.dist import broadcast_object, get_data_parallel_size, get_
 from trainwright.base.errors import ConfigError
 from trainwright.base.files import Content
 from trainwright.base.lazy_names import ring
+from trainwright.base.signatures import warn_of_no_results
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.spec import RunSpec
 from trainwright.data.batch_loader import BatchLoader
@@ -253,7 +254,10 @@ class Run:
         self.built_in_callbacks = added
 
     def check_metrics(self) -> None:
-        """Check that evaluations compute what selects checkpoints, unless the user's code may log it."""
+        """Check that evaluations return results, and what selects checkpoints, unless the user's code may log it."""
+        name = "evaluate" if self.spec.api == "Python" else "test"
+        if self.evaluates and self.overrides.has(name):
+            warn_of_no_results(getattr(self.trainer, name), f"{self.overrides.kind}.{name}")
         if self.evaluates and self.spec.save_enabled:
             for one in (self.best_metric, *self.best_metric.others()):
                 one.check_results(is_put_by_user=self._logs_by_user())

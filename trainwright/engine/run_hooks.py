@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -134,9 +134,11 @@ def _best_checkpointers(run: Run) -> list[BestCheckpointer]:
     """One for each metric: after each evaluation; of the training without evaluations, after each epoch."""
     spec, me = run.spec, weakref.proxy(run)
 
-    def on_missing(one: BestMetric, *, is_needed: bool) -> Callable[[], None] | None:
-        is_error = is_needed or one.unknown_result() is not None
-        return (lambda: one.raise_missing(me.trainer.last_eval_results)) if is_error else None
+    def on_missing(one: BestMetric, *, is_needed: bool) -> Callable[[], str | None]:
+        answer: Callable[[Mapping[str, Any]], str | None] = one.line_for
+        if is_needed or one.unknown_result() is not None:
+            answer = one.raise_missing
+        return lambda: answer(me.trainer.last_eval_results)
 
     def hook(one: BestMetric, *, is_first: bool) -> BestCheckpointer:
         one.check_mode()

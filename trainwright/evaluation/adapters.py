@@ -4,12 +4,13 @@ import dis
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from torch import nn
 
 from trainwright.base.errors import ConfigTypeError
-from trainwright.base.signatures import read_signature
+from trainwright.base.signatures import read_signature, warn_of_no_results
 from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, required, single_evaluators
 from trainwright.models.outputs import predictions_of
 from trainwright.models.targets import target_of
@@ -92,7 +93,7 @@ def handler_of(given: Any) -> Any:
     function of predictions and labels, or a list or dict of these."""
     from trainwright.evaluation.handlers import FunctionHandler, MetricObjectHandler  # here: loads pydantic
 
-    if isinstance(given, list | tuple | Mapping):
+    if isinstance(given, list | tuple | Mapping | DatasetEvaluator):
         given = evaluator_of(given, "Trainer.metrics_handler")
     if isinstance(given, DatasetEvaluator):
         return EvaluatorHandler(given)
@@ -112,9 +113,10 @@ _ADDS = {"append", "extend", "update", "add"}
 _CLEARS = {"clear", "reset", "pop"}
 
 
-def _warn_of_no_reset(evaluator: DatasetEvaluator) -> None:
-    """Log an evaluator that adds in ``process`` what neither ``reset`` nor ``evaluate`` seems to clear."""
-    kind = type(evaluator)
+@cache  # once, and not in each evaluation
+def _warn_of_methods(kind: type[DatasetEvaluator]) -> None:
+    """Log an evaluator without results, or that adds in ``process`` what nothing seems to clear."""
+    warn_of_no_results(kind.evaluate, f"{kind.__name__}.evaluate")
     process, evaluate = (getattr(getattr(kind, name), "__code__", None) for name in ("process", "evaluate"))
     if kind.reset is not DatasetEvaluator.reset or process is None or evaluate is None:
         return
@@ -144,7 +146,7 @@ def evaluator_of(given: Any, where: str) -> DatasetEvaluator:
         return DatasetEvaluators([evaluator_of(one, where) for one in given])
     if isinstance(given, DatasetEvaluator):
         _check_calls(given, {"reset": (), "process": ("inputs", "outputs"), "evaluate": ()}, where)
-        _warn_of_no_reset(given)
+        _warn_of_methods(type(given))  # type: ignore[arg-type]  # mypy takes the class for its object
         return given
     if isinstance(given, type) and issubclass(given, DatasetEvaluator):
         raise ConfigTypeError(f"{where}: got the class {given.__name__}; call it: {given.__name__}(...).")

@@ -3,7 +3,7 @@
 import io
 import logging
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache, partial
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch import distributed as torch_dist
 
 from trainwright.base import dist
+from trainwright.base.batch import LABEL_NAMES, described
 from trainwright.base.dist import (
     all_gather_object,
     broadcast_object,
@@ -24,6 +25,7 @@ from trainwright.base.dist import (
     get_world_size,
     is_main_process,
 )
+from trainwright.base.errors import UserError
 from trainwright.checkpoint.safetensors_file import bytes_of
 from trainwright.evaluation.evaluator import (
     METHODS,
@@ -34,6 +36,7 @@ from trainwright.evaluation.evaluator import (
     single_evaluators,
 )
 from trainwright.evaluation.stop import StopChecks
+from trainwright.models.outputs import named_outputs
 from trainwright.parallel.sharding import fsdp_modules
 
 logger = logging.getLogger("trainwright.evaluation")
@@ -181,7 +184,7 @@ class EvaluatorOnRanks:
             return
         for evaluator in self._local:
             evaluator.batch_samples = batch.num_samples
-            evaluator.process(batch.inputs, batch.outputs)
+            _process(evaluator, batch.inputs, batch.outputs)
         if self._on_rank_0:
             self._exchange((batch.inputs, batch.outputs))
 
@@ -207,7 +210,7 @@ class EvaluatorOnRanks:
         for read in batches or ():
             if (values := read()) is not None:
                 for evaluator in self._on_rank_0:
-                    evaluator.process(*values)
+                    _process(evaluator, *values)
 
     def states(self) -> list[dict[str, Any]]:
         """The states of the evaluators that process the batches of this rank."""
@@ -218,6 +221,26 @@ class EvaluatorOnRanks:
         for evaluator, _, *states in zip(self._local, *ranks, strict=True) if get_world_size() > 1 else ():
             evaluator.merge_state([_with_state(evaluator, state) for state in states])
         return self._evaluator.evaluate()
+
+
+def _process(evaluator: DatasetEvaluator, inputs: Any, outputs: Any) -> None:
+    """Add a batch. An error shows what ``process`` was called with, and how to read it."""
+    try:
+        evaluator.process(inputs, outputs)
+    except UserError:  # which says what is missing
+        raise
+    except Exception as error:
+        usual = {"outputs": (outputs, ("prediction_scores", "logits")), "inputs": (inputs, LABEL_NAMES)}
+        reads = [
+            f"{what}[{next(name for name in (*names, *values) if name in values)!r}]"
+            for what, (values, names) in usual.items()
+            if isinstance(values, Mapping) and values
+        ]
+        is_misread = isinstance(error, AttributeError | LookupError | TypeError)
+        hint = f" Each holds a batch by name: read {' and '.join(reads)}." if reads and is_misread else ""
+        shown = f"inputs {described(inputs)} and outputs {described(named_outputs(outputs) or outputs)}"
+        error.add_note(f"{type(evaluator).__name__}.process was called with {shown}.{hint}")
+        raise
 
 
 def _merges_state(evaluator: DatasetEvaluator) -> bool:

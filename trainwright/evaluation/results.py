@@ -13,7 +13,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from trainwright.base.batch import parameter_names
 from trainwright.base.dist import get_tensor_parallel_rank, is_any
+from trainwright.base.errors import ConfigTypeError
+from trainwright.base.signatures import shown_arguments
 from trainwright.data.sample_count import SampleCounter
 from trainwright.evaluation.adapters import EvaluatorHandler, MetricEvaluator, with_name
 from trainwright.evaluation.comparison import Comparisons
@@ -143,7 +146,12 @@ class HandlerMetric:
             predictions, labels = comparison.aligned(predictions, labels)
             comparison.declare_to(self._handler)
             rest = {**(inputs if isinstance(inputs, Mapping) else {}), **named}
-            self._handler.update(predictions, labels, **{k: v for k, v in rest.items() if k not in _READ})
+            fields = {k: v for k, v in rest.items() if k not in _READ}
+            try:
+                self._handler.update(predictions, labels, **fields)
+            except TypeError as error:
+                _refuse_arguments(error, self._handler, fields)
+                raise
 
     def compute(self) -> Mapping[str, Any]:
         found: Mapping[str, Any] = {} if is_any(not self.is_complete) else self._handler.compute()
@@ -168,6 +176,20 @@ class HandlerMetric:
                     " or set metrics=None."
                 )
         raise EvaluationError(f"{setting}: {found}. {fix}")
+
+
+def _refuse_arguments(error: TypeError, handler: Any, fields: Iterable[str]) -> None:
+    """Raise an error with the line to write if a method of the handler does not take the ``fields`` of a batch."""
+    for name in ("update", "process"):
+        method: Any = getattr(handler, name, None)
+        taken = None if method is None else parameter_names(method)
+        left = [] if taken is None else [field for field in fields if field not in taken]
+        if left and f"{name}() got an unexpected keyword argument" in str(error):
+            own = shown_arguments(method)[1:-1]
+            raise ConfigTypeError(
+                f"{type(handler).__name__}.{name} is called with predictions, labels and the other fields of a batch by"
+                f" name, here {', '.join(map(repr, left))}: it takes ({own}). Write def {name}(self, {own}, **batch)."
+            ) from error
 
 
 @dataclass(slots=True)

@@ -172,8 +172,8 @@ class BestCheckpointer(HookBase):
     Higher is better for mode "max", lower for "min".
 
     Checks the metric when ``eval_period`` is over, and at the end. NaN and infinity are never
-    best. The best value so far survives a resume. If an evaluation did not compute the metric, it calls
-    ``on_missing()``; by default it warns once.
+    best. The best value so far survives a resume. If an evaluation did not compute the metric, it warns once, with what
+    ``on_missing()`` returns at the end; None: no warning.
 
     ``top_k``: also keep the k best checkpoints, as ``{file_prefix}_{number()}``; ``file_prefix`` is a link to the best
     of them. The number is that of the iteration by default.
@@ -196,7 +196,7 @@ class BestCheckpointer(HookBase):
         *,
         top_k: int = 1,
         number: Callable[[], str] | None = None,
-        on_missing: Callable[[], None] | None = None,
+        on_missing: Callable[[], str | None] | None = None,
         only_when_due: bool = False,
         is_of_training: bool = False,
     ) -> None:
@@ -316,14 +316,14 @@ class BestCheckpointer(HookBase):
         is_late, self._is_late = self._is_late, False
         if not is_late or self._check_metric():
             return
-        if self._on_missing is not None:
-            self._on_missing()
-        elif not self._has_warned:
+        hint = "" if self._on_missing is None else self._on_missing()
+        if hint is not None and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "The evaluation did not compute %r, which selects the best checkpoint; it computed: %s. No %s is"
-                " saved.",
-                self.metric, ", ".join(sorted(self.trainer.last_eval_results)) or "nothing", self._file_prefix,
+                " saved.%s",
+                self.metric, ", ".join(sorted(flatten_results_dict(self.trainer.last_eval_results))) or "nothing",
+                self._file_prefix, hint and f" {hint}",
             )  # fmt: skip
 
     def _last_iteration(self) -> int:

@@ -1,6 +1,5 @@
 """Which methods of an object the user has overridden, compared by identity."""
 
-import ast
 import dis
 import logging
 import sys
@@ -9,12 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from inspect import getattr_static, getsource, isfunction
-from textwrap import dedent
 from types import CodeType
 from typing import Any, TypeVar
 
 from trainwright.base.errors import ConfigTypeError
-from trainwright.base.signatures import read_signature, shown_arguments
+from trainwright.base.signatures import lacks_return, read_signature, shown_arguments
 from trainwright.config import foreign_names
 
 logger = logging.getLogger("trainwright.hooks")
@@ -252,15 +250,8 @@ class Overrides:
         return tuple(map(vars(self._owner()).get, names))
 
     def lacks_return(self, name: str) -> bool:
-        """Whether a method of the user's calls something and has no ``return`` in its text."""
-        if not self.has(name):
-            return False
-        try:
-            nodes = [*ast.walk(ast.parse(dedent(getsource(getattr(type(self._owner()), name)))))]
-        except (OSError, TypeError, SyntaxError):  # its text is not known
-            return False
-        calls, returns = (any(isinstance(one, kind) for one in nodes) for kind in (ast.Call, ast.Return))
-        return calls and not returns
+        """Whether a method of the user's :func:`has no return <trainwright.base.signatures.lacks_return>`."""
+        return self.has(name) and lacks_return(getattr(type(self._owner()), name))
 
     @property
     def kind(self) -> str:
