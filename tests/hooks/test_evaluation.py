@@ -173,3 +173,60 @@ def test_a_plateau_is_stepped_with_each_evaluation() -> None:
     without.register_hooks([LRScheduler()])
     with pytest.raises(ConfigError, match=r"no hook does so.*The hook ReduceOnPlateau steps by a metric of yours"):
         without.train(0, 8)
+
+
+def set_rate(trainer: Any, rate: float = 0.3) -> None:
+    trainer.optimizer.param_groups[0]["lr"] = rate
+
+
+def set_both(trainer: Any) -> None:
+    set_rate(trainer)
+    trainer.lr_scheduler.base_lrs = [0.3]
+
+
+def set_at(*iterations: int) -> CallbackHook:
+    return CallbackHook(before_step=lambda trainer: set_rate(trainer) if trainer.iter in iterations else None)
+
+
+@pytest.mark.parametrize(
+    ("hook", "period", "warns"),
+    [
+        (set_at(3), 1, True),
+        (set_at(2, 4, 6), 1, True),
+        (CallbackHook(after_step=lambda trainer: set_rate(trainer) if trainer.iter == 3 else None), 1, True),
+        (CallbackHook(before_train=set_rate), 1, True),
+        (set_at(1), 4, True),
+        (set_at(*range(8)), 1, False),
+        (set_at(*range(3)), 1, False),  # a warm-up
+        (set_at(7), 1, False),  # the last iteration
+        (set_at(0, 4), 4, False),
+        (CallbackHook(before_step=lambda trainer: set_both(trainer) if trainer.iter == 3 else None), 1, False),
+    ],
+)
+def test_a_rate_that_the_schedule_sets_again_is_a_warning(
+    hook: CallbackHook, period: int, *, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer()
+    trainer.register_hooks([LRScheduler(period=period), hook])
+    trainer.train(0, 8)
+    texts = [text for text in caplog.messages if "set to 0.3 and lost with the next step of LambdaLR" in text]
+    assert len(texts) == warns
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+        lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2),
+        lambda optimizer: torch.optim.lr_scheduler.ConstantLR(optimizer, 1.0),
+    ],
+)
+def test_a_schedule_that_continues_from_a_rate_that_is_set_is_no_warning(
+    make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = Trainer()
+    trainer.lr_scheduler = make(trainer.optimizer)
+    trainer.register_hooks([LRScheduler(), set_at(3)])
+    trainer.train(0, 8)
+    assert not caplog.messages
+    assert trainer.storage.history("lr").values()[3] == (0.3, 3)

@@ -1,13 +1,14 @@
 """Step the learning-rate schedule."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingWarmRestarts, LambdaLR, ReduceLROnPlateau
 from torch.optim.lr_scheduler import LRScheduler as Scheduler
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
 from trainwright.base.dist import get_world_size
@@ -16,6 +17,8 @@ from trainwright.hooks.base import HookBase, has_failed
 from trainwright.hooks.due import Condition, Moment, Period
 from trainwright.optim.named import NamedOptimizers
 from trainwright.parallel.pipeline import pipeline_of
+
+logger = logging.getLogger("trainwright.hooks")
 
 
 class LRScheduler(HookBase):
@@ -56,6 +59,10 @@ class LRScheduler(HookBase):
         # The rates of the latest update by name, if other processes have to have the same.
         self._rates: Callable[[], dict[str, float]] | None = None
         self._used: dict[str, float] = {}
+        # Of a schedule that does not continue from a rate that others set: where they set it, it soon changes it again.
+        self._watches, self._written, self._base = False, 0.0, list[Any]()  # its latest rate, and its base rates
+        self._set_to: float | None = None  # by others
+        self._is_lost = False  # by a step of the schedule since then
 
     def before_train(self) -> None:
         several = self.trainer.optimizer if self._optimizer is None and self._scheduler is None else None
@@ -88,14 +95,21 @@ class LRScheduler(HookBase):
         if not self._has_rate:
             return
         optimizer = self._optimizer or self.trainer.optimizer
-        self.trainer.storage.put_scalar(self._key, optimizer.param_groups[self._group]["lr"], smoothing_hint=False)
+        group, position = optimizer.param_groups[self._group], getattr(scheduler, "last_epoch", None)
+        rate, is_ours = group["lr"], self._steps and position == self._position
+        self.trainer.storage.put_scalar(self._key, rate, smoothing_hint=False)
         if self._rates is not None:
             self._used = self._rates()
+        # No tensor: to compare it, a device would be read.
+        if self._watches and is_ours and isinstance(rate, float) and (self._is_lost or rate != self._written):
+            self._see(rate)
         if self._num_due is not None:
             self.step(self._num_due(self.trainer))
-        elif scheduler is not None and self._steps and getattr(scheduler, "last_epoch", None) == self._position:
+        elif is_ours and scheduler is not None:
             scheduler.step()
         self._position = getattr(scheduler, "last_epoch", None)
+        if self._watches:
+            self._is_lost, self._written = self._set_to is not None and self._position != position, group["lr"]
 
     def step(self, number: int) -> int:
         """Step the schedule ``number`` times, if it is this hook that steps it; returns how often it did."""
@@ -105,7 +119,34 @@ class LRScheduler(HookBase):
         for _ in range(number):
             scheduler.step()
         self._position = getattr(scheduler, "last_epoch", None)
+        if self._watches:
+            self._written = (self._optimizer or self.trainer.optimizer).param_groups[self._group]["lr"]
         return number
+
+    def _watch(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Watch from now on whether others set a rate that the schedule computes from its base rate."""
+        scheduler = self._current
+        is_computed = self._steps and isinstance(scheduler, LambdaLR | CosineAnnealingWarmRestarts)
+        self._watches = is_computed and self._has_rate and not getattr(self.trainer, "is_copy", False)
+        self._set_to, self._is_lost = None, False
+        if self._watches:
+            self._written, self._base = groups[self._group]["lr"], [*scheduler.base_lrs]
+
+    def _see(self, rate: float) -> None:
+        """Others have set the rate since the latest step of the schedule, or have not set it again after that."""
+        is_set = rate != self._written
+        if is_set and not self._is_lost:
+            self._set_to = rate
+            return
+        self._watches = False
+        if not is_set and self._current.base_lrs == self._base:  # else it is set again after each step, or with them
+            name = getattr(self._current, "name", type(self._current).__name__)
+            logger.warning(
+                "The learning rate was set to %g and lost with the next step of %s, which computes it from its base"
+                " rate. To set it yourself, write lr_scheduler_type=None (in a config file"
+                " train.scheduler=LazyCall(ConstantLR)(factor=1.0)); or set base_lrs of the schedule.",
+                self._set_to, name,
+            )  # fmt: skip
 
     @property
     def schedule(self) -> Any:
@@ -130,6 +171,7 @@ class LRScheduler(HookBase):
             self._position = getattr(scheduler, "last_epoch", None)
             if self._is_named:  # a step of the user's own may leave it out for some iterations: torch would warn
                 mark_stepped(optimizer)
+        self._watch(groups)
 
 
 class ReduceOnPlateau(HookBase):
