@@ -527,6 +527,21 @@ def test_a_line_says_that_a_schedule_of_torch_is_stepped_after_each_iteration(
     assert any("StepLR is stepped after each iteration" in r.getMessage() for r in caplog.records)
 
 
+def _decay(epoch: int) -> float:
+    return 0.5**epoch
+
+
+def test_a_function_of_epochs_is_a_warning_in_place_of_that_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    cfg = config(tmp_path, train_iter=60)
+    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.LambdaLR)(lr_lambda=_decay)
+    DefaultTrainer(cfg).train()
+    (line,) = [one for one in caplog.messages if one.startswith("LambdaLR")]
+    assert "in 83 % of the 60 steps of this run (after each iteration)" in line
+
+
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_first_step_that_fails_late_leaves_the_earlier_run_as_it_was(tmp_path: Path, resume: bool) -> None:
     """After the loss was measured and before the step was over: the optimizer raises."""

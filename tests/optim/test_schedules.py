@@ -1,10 +1,11 @@
 import json
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, MultiStepLR, PolynomialLR
 
 from trainwright.base.errors import ConfigError
 from trainwright.optim import (
@@ -251,3 +252,42 @@ def test_numbers_that_are_probably_of_epochs_are_a_warning(schedule, epochs, tak
     else:
         (message,) = caplog.messages
         assert message.endswith(text)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "epochs", "text"),
+    [
+        (lambda o: LambdaLR(o, lambda epoch: 0.95**epoch), 40, "For epochs write step // 125 in place of step."),
+        (lambda o: LambdaLR(o, lambda epoch: 0.95**epoch), 0, "gets the number of such a step, not of an epoch."),
+        (lambda o: LambdaLR(o, lambda epoch: max(0, 1 - epoch / 40)), 40, "step // 125 in place of step."),
+        (lambda o: LambdaLR(o, partial(lambda t, end: max(0, 1 - t / end), end=40)), 40, "in place of step."),
+        (lambda o: PolynomialLR(o, total_iters=40), 40, "For 40 of 40 epochs write total_iters=5000."),
+        (lambda o: PolynomialLR(o), 0, "total_iters is a number of such steps."),
+        (lambda o: LambdaLR(o, lambda it: 0.04 * min(1, it / 500)), 40, "with lr=0.1 the learning rate at most 0.004."),
+        (lambda o: LambdaLR(o, lambda it: 1e-6), 0, "with lr=0.1 the learning rate at most 1e-07."),
+        (lambda o: LambdaLR(o, lambda it: 0.95 ** (it // 125)), 40, None),
+        (lambda o: LambdaLR(o, lambda it: (1 + math.cos(math.pi * it / 5000)) / 2), 40, None),
+        (lambda o: LambdaLR(o, lambda it: (1 + it) ** -0.5), 0, None),
+        (lambda o: LambdaLR(o, lambda it: min(1, it / 500)), 40, None),
+        (lambda o: LambdaLR(o, lambda it: 512**-0.5 * min((it + 1) ** -0.5, (it + 1) * 4000**-1.5)), 0, None),
+        (lambda o: PolynomialLR(o, total_iters=5000), 40, None),
+        (lambda o: LambdaLR(o, lambda it: [1.0, 0.5][it]), 40, None),  # an error is not ours
+    ],
+)  # fmt: skip
+def test_a_function_of_epochs_or_of_rates_is_a_warning(schedule, epochs, text, caplog):
+    has_said = check_cycle(schedule(optimizer(0.1)), 5000, "after each iteration", "", epochs=epochs)
+    assert has_said == (text is not None)
+    assert [message.endswith(text) for message in caplog.messages] == [True] * has_said
+
+
+def test_a_function_of_which_each_call_counts_is_not_called_ahead(caplog):
+    factors = iter([0.5, 0.25])
+    schedule = LambdaLR(optimizer(0.1), lambda step: next(factors))
+    assert not check_cycle(schedule, 5000, "after each iteration", "", epochs=40)
+    assert next(factors) == 0.25
+
+
+def test_factors_of_a_rate_of_one_may_be_rates(caplog):
+    noam = LambdaLR(optimizer(1.0), lambda it: 512**-0.5 * min((it + 1) ** -0.5, (it + 1) * 4000**-1.5))
+    assert not check_cycle(noam, 5000, "after each iteration", "", epochs=40)
+    assert not caplog.messages

@@ -543,9 +543,10 @@ class ConfigRun(Run):
         often = "after each iteration"
         for schedule in self.schedules():
             planned = getattr(schedule, "last_epoch", 0) + self.trainer.max_iter - self.trainer.iter
-            check_cycle(schedule, planned, often, f"Set total_steps={planned}", epochs=epochs, takes_shares=True)
+            fix = f"Set total_steps={planned}"
+            has_said = check_cycle(schedule, planned, often, fix, epochs=epochs, takes_shares=True)
             warn_of_unit(schedule, planned, often, num_batches=0, epoch=0)
-            if not isinstance(schedule, FormulaLR | ReduceLROnPlateau | ConstantLR):
+            if not has_said and not isinstance(schedule, FormulaLR | ReduceLROnPlateau | ConstantLR):
                 logger.info("%s is stepped after each iteration, not once an epoch.", type(schedule).__name__)
 
     def use_learning_rate(self, rate: float) -> None:

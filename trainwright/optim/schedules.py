@@ -14,10 +14,12 @@ They all take ``max_iter``, ``warmup_factor`` and ``warmup_iter``, so that a con
 knowing which schedule it is. Curves that do not depend on the length of the run say so.
 """
 
+import dis
 import logging
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch.optim import Optimizer, lr_scheduler
@@ -367,10 +369,72 @@ def _warn_of_milestones(schedule: Any, planned: int, often: str, epochs: float, 
         )  # fmt: skip
 
 
+_PLACES = 64  # of a run, at which a schedule is computed
+_LEAST = 1e-3  # of the highest rate: a curve over iterations, such as one over their root, stays above it
+
+
+def _warn_of_rates(schedule: Any, planned: int, often: str, epochs: float) -> bool:
+    """Log that a function or a polynomial is near 0 for most of the run, or that a function returns rates."""
+    rates, kind = _rates_of(schedule, planned), type(schedule).__name__
+    if planned < 2 * _MANY or not (highest := max(rates, default=0.0)) > 0:
+        return False
+    low = sum(rate < _LEAST * highest for rate in rates) / len(rates)
+    if low > 0.5:
+        steps = round(planned / epochs) if 0 < epochs <= planned / _MANY else 0
+        if kind == "LambdaLR":
+            fix = "its function gets the number of such a step, not of an epoch."
+            fix += f" For epochs write step // {steps} in place of step." if steps else ""
+        else:
+            fix, end = "total_iters is a number of such steps.", schedule.total_iters
+            if steps and end <= epochs:
+                fix += f" For {end} of {epochs:g} epochs write total_iters={end * steps}."
+        logger.warning(
+            "%s: in %.0f %% of the %d steps of this run (%s) the learning rate is below a thousandth of its peak: %s",
+            kind, 100 * low, planned, often, fix,
+        )  # fmt: skip
+        return True
+    if kind != "LambdaLR":
+        return False
+    base = max(map(float, schedule.base_lrs))
+    factor = highest / base
+    is_rate = factor < 0.05 and (highest < 1e-6 or 0.2 < factor / base < 5)  # with lr=1.0 a factor may be a rate
+    if is_rate:
+        logger.warning(
+            "LambdaLR: its function returns a factor of lr, not the rate. It is at most %.3g, and with lr=%.3g the"
+            " learning rate at most %.3g.", factor, base, highest,
+        )  # fmt: skip
+    return is_rate
+
+
+def _rates_of(schedule: Any, planned: int) -> list[float]:
+    """Rates at some steps of a run, of a schedule by a function or one that ends at 0; empty: they are unknown."""
+    places = [planned * number // _PLACES for number in range(_PLACES)]
+    ends_at_zero = type(schedule) is lr_scheduler.PolynomialLR
+    ends_at_zero |= type(schedule) is lr_scheduler.LinearLR and schedule.end_factor == 0
+    if ends_at_zero:
+        return [float(step < schedule.total_iters) for step in places]
+    if type(schedule) is LambdaLR and all(map(_only_computes, schedule.lr_lambdas)):
+        each = [*zip(schedule.lr_lambdas, map(float, schedule.base_lrs), strict=False)]
+        with suppress(Exception):  # the function may know fewer steps
+            return [max(float(function(step)) * base for function, base in each) for step in places]
+    return []
+
+
+def _only_computes(function: Any) -> bool:
+    """Whether a further call of a function changes nothing, as its code shows: it may count calls, or draw numbers."""
+    code = getattr(getattr(function, "func", function), "__code__", None)  # of a partial
+    if code is None or not {"next", "pop", "popleft", "random"}.isdisjoint(code.co_names):
+        return False
+    stores = {"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR"}
+    return all(step.opname not in stores for step in dis.get_instructions(code))
+
+
 def check_cycle(
     schedule: Any, planned: int, often: str, fix: str, *, epochs: float, takes_shares: bool = False
-) -> None:
+) -> bool:
     """Compare the length of a schedule with that of the run: of a decay, a cosine, or a OneCycleLR, which ends.
+
+    Returns whether it has logged what a step of the schedule is.
 
     Args:
         planned: how many times it is stepped until the run ends, with the steps it has made. ``often``: when.
@@ -390,7 +454,7 @@ def check_cycle(
             schedule.T_max, planned, often, schedule.T_max, planned,
         )  # fmt: skip
     if not isinstance(schedule, OneCycleLR):
-        return
+        return _warn_of_rates(schedule, planned, often, epochs)
     length = schedule.total_steps
     if length < planned:
         raise ConfigError(
@@ -401,6 +465,7 @@ def check_cycle(
             "OneCycleLR: got total_steps=%d, but this run steps it only %d times (%s), so the learning rate does not"
             " complete its cycle. %s.", length, planned, often, fix,
         )  # fmt: skip
+    return False
 
 
 # The attribute with the step of the first change, or of the lowest rate. Others have a default, or no end.
