@@ -1,5 +1,6 @@
 """A step of the user's own keeps the settings of the run by the trainer's backward, clip_gradients and step."""
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -380,6 +381,165 @@ def test_a_step_without_a_backward_pass_names_the_steps_of_several_optimizers(tm
     cfg.optim = {name: sgd(params={"part": part}, lr=0.1) for name, part in parts.items()}
     Own(cfg).train()
     assert f"{_UNUSED} self.step('a') and self.step('b')." in caplog.messages
+
+
+class Doubled:
+    """A step that calls that of the trainer."""
+
+    def train_step(self, model: Any, inputs: Any) -> Any:
+        return dict(super().train_step(model, inputs))  # type: ignore[misc]
+
+
+class Changed(Doubled):
+    """And that changes the gradients after it."""
+
+    def train_step(self, model: Any, inputs: Any) -> Any:
+        outputs = super().train_step(model, inputs)
+        for parameter in self.model.parameters():
+            parameter.grad *= 0.5
+        self.step()
+        return outputs
+
+
+class Skipping(Doubled):
+    """It steps in every second iteration, with the gradients of two."""
+
+    def train_step(self, model: Any, inputs: Any) -> Any:
+        outputs = super().train_step(model, inputs)
+        if self.iter % 2:
+            self.step()
+        return outputs
+
+
+def hidden(train_step: Callable[..., Any]) -> Callable[..., Any]:
+    return functools.partialmethod(lambda self, *given: train_step(self, *given))
+
+
+class Raw(Doubled):
+    """It steps the optimizer in code that is not of its class, and leaves the gradients."""
+
+    @hidden
+    def train_step(self, model: Any, inputs: Any) -> Any:
+        self.optimizer.zero_grad()
+        outputs = Doubled.train_step(self, model, inputs)
+        self.optimizer.step()
+        return outputs
+
+
+of_late_steps = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+
+
+def of_file(kind: type, folder: Path, lr: float = 0.1, **train: Any) -> Any:
+    model = LazyCall(Classifier)(sizes=(4, 8, 2), seed=0)
+    cfg = file_config(folder, model, points, **{"train_iter": 8, "train_micro_batch_size": 4, **train})
+    cfg.optim = LazyCall(torch.optim.SGD)(params={"clip_grad_max_norm": 0.5}, lr=lr, momentum=0.9)
+    cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
+    trainer = type("Own", (kind, DefaultTrainer), {})(cfg) if kind is not DefaultTrainer else DefaultTrainer(cfg)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"num_accumulation_steps": 2}, {"non_finite": "skip"}, {"amp": {"enabled": True}}],
+    ids=str,
+)
+def test_a_step_that_calls_that_of_the_trainer_updates_the_weights_as_it_does(
+    settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own, plain = of_file(Doubled, tmp_path / "own", **settings), of_file(DefaultTrainer, tmp_path / "plain", **settings)
+    assert_equal_weights(own.model, plain.model)
+    assert own.storage.history("grad_norm").values() == plain.storage.history("grad_norm").values()
+    assert not [one for one in caplog.messages if one.startswith("Own.")]
+
+
+@of_late_steps
+@pytest.mark.parametrize("kind", [Raw, Changed, Skipping])
+def test_a_step_that_calls_that_of_the_trainer_and_steps_itself_makes_one_step(kind: type, tmp_path: Path) -> None:
+    steps: list[int] = []
+
+    class Counted(kind):  # type: ignore[misc]
+        def build_optimizer(self, cfg: Any, model: Any) -> Any:
+            optimizer = DefaultTrainer.build_optimizer(cfg, model)
+            optimizer.register_step_post_hook(lambda *_: steps.append(self.iter))
+            return optimizer
+
+    of_file(Counted, tmp_path)
+    assert steps == ([1, 3, 5, 7] if kind is Skipping else [*range(8)])
+
+
+@of_late_steps
+def test_a_step_that_names_a_step_and_makes_none_is_warned_of(tmp_path: Path, caplog: Any) -> None:
+    class Never(Doubled):
+        def train_step(self, model: Any, inputs: Any) -> Any:
+            outputs = super().train_step(model, inputs)
+            if self.iter < 0:
+                self.step()
+            return outputs
+
+    of_file(Never, tmp_path)
+    assert (
+        "Own.train_step has made no optimizer step in 8 iterations: no parameter has changed. Write self.step() after"
+        " the trainer's train_step." in caplog.messages
+    )
+
+
+class Loop:
+    """It steps in every ``every``-th iteration; 0: never."""
+
+    every = 1
+
+    def run_step(self) -> None:
+        batch = self.get_batch(next(self._trainer._data_loader_iter), self.device)
+        loss = self.model(**batch)["loss"]
+        loss.backward()
+        self.storage.put_scalar("total_loss", loss.detach())
+        if self.every and (self.iter + 1) % self.every == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+
+class Never(Loop):
+    every = 0
+
+
+class Seldom(Loop):
+    every = 32
+
+
+class Timed:
+    def run_step(self) -> None:
+        super().run_step()  # type: ignore[misc]
+
+
+@of_late_steps
+@pytest.mark.parametrize(
+    ("kind", "length", "text"),
+    [
+        (Never, 8, "in 8 iterations"),
+        (Never, 120, "in 100 iterations"),
+        (Loop, 8, None),
+        (Seldom, 64, None),
+        (Timed, 8, None),
+    ],
+)
+def test_a_run_step_of_a_config_file_that_makes_no_step_is_warned_of(
+    kind: type, length: int, text: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_file(kind, tmp_path, train_iter=length, num_accumulation_steps=2, non_finite="skip")
+    warnings = [one.split(": ")[0] for one in caplog.messages if one.startswith("Own.")]
+    assert warnings == ([] if text is None else [f"Own.run_step has made no optimizer step {text}"])
+
+
+@pytest.mark.parametrize("api", ["Python", "config file"])
+def test_a_run_step_that_calls_that_of_the_trainer_bypasses_no_setting(
+    api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if api == "Python":
+        trained(type("Own", (Timed, Trainer), {}), tmp_path, gradient_accumulation_steps=2, max_grad_norm=0.1)
+    else:
+        of_file(Timed, tmp_path, num_accumulation_steps=2)
+    assert "no effect" not in caplog.text
 
 
 class AtBatch(Callback):

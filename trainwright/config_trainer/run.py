@@ -227,7 +227,7 @@ class ConfigRun(Run):
         self.built_stepper = self.stepper
         self._built = {"model": self.model, "optimizer": self.optimizer, "train_loader": self.train_loader}
         self.batches, self.update = self.stepper.batches, self.stepper.steps.update
-        self.own_step = OwnStep(self, ["train_step"])
+        self.own_step = OwnStep(self, ["train_step"], loops=["run_step"])
         self.see_stepper()
 
     def check_assigned(self) -> None:
@@ -331,7 +331,7 @@ class ConfigRun(Run):
         return ends
 
     def own_step_hook(self) -> HookBase | None:
-        return self.own_step if self.has_own_step else None
+        return self.own_step if self.overrides.has("train_step", "run_step") else None
 
     def step_hooks(self) -> list[HookBase | None]:
         return [LRScheduler()]

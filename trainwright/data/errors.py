@@ -222,8 +222,8 @@ _FIXES = {
     ),
     r"backward through the graph a second time": (
         "A tensor of an earlier step is part of this loss: detach() what is kept from one step to the next, and inputs"
-        " of the data set that were computed with gradients. Or your own code calls backward(): return the loss alone;"
-        " the trainer calls backward() and steps the optimizer."
+        " of the data set that were computed with gradients. Or your own code calls backward(), too: return the loss"
+        " alone, which the trainer differentiates; after super().train_step(...) leave backward() out."
     ),
     r"0D or 1D target tensor expected": (
         "Class labels have the shape (B,), one for each sample: use labels.squeeze(1) for (B, 1), and"

@@ -46,12 +46,14 @@ logger = logging.getLogger("trainwright.engine")
 
 _MANY_WITHOUT_STEP = 10
 _MANY_WITH_GRADIENTS = 20  # without a step: it may accumulate them
+_MANY_OF_LOOP = 100
 
 
 class OwnStep(HookBase):
     """``trainer.backward``, ``clip_gradients`` and ``step``, for any number of optimizers.
 
-    ``methods``: a step of the user's own is an override of one of these.
+    ``methods``: a step of the user's own is an override of one of these. Of ``loops``, other methods that make steps,
+    it is only watched whether they make some.
 
     The gradient scaler is updated once per update of the trainer, after all optimizers have stepped: the gradients of
     one may have been scaled before another one stepped.
@@ -59,8 +61,8 @@ class OwnStep(HookBase):
 
     slot = "step"
 
-    def __init__(self, run: "Run", methods: Iterable[str]) -> None:
-        self._run, self._methods = weakref.proxy(run), tuple(methods)
+    def __init__(self, run: "Run", methods: Iterable[str], loops: Iterable[str] = ()) -> None:
+        self._run, self._methods, self._loops = weakref.proxy(run), tuple(methods), tuple(loops)
         self._parts: dict[int, _OptimizerPart] = {}  # by id; the part keeps its optimizer alive
         self._first: _FirstWindow | None = None
         self._averaged: list[RemovableHandle] = []
@@ -164,17 +166,36 @@ class OwnStep(HookBase):
         if self._first is not None:
             step.train = watched
 
+    def leave_update(self, step: "Step") -> None:
+        """Called by the ``train_step`` of the trainer: an override that calls it may leave the update to it.
+
+        It does if no code of the user's class has the name ``step``, and nothing has stepped in the first window.
+        """
+        first, update = self._first, self._run.update
+        if first is None or first.calls_base:
+            return
+        first.calls_base = True
+
+        def finish() -> None:
+            step.finish = None if first.is_over() else update.finish
+            if step.finish is not None:
+                update.check_step()
+                step.finish()
+
+        if step.finish is None and not self._run.overrides.uses("step"):
+            step.finish = finish
+
     # Hook methods.
 
     def before_estimate(self) -> None:
         self.before_train()
 
     def before_train(self) -> None:
-        own = [name for name in self._methods if self._run.overrides.has(name)]
-        self.due = None if own else ()  # and once the user's code has made a part, see _part_of
-        if own:
-            name = f"{self._run.overrides.kind}.{' and '.join(own)}"
-            self._first = _FirstWindow(self._run, name, has_early_step="run_step" in own)
+        own, loops = ([one for one in names if self._run.overrides.has(one)] for names in (self._methods, self._loops))
+        self.due = None if own or loops else ()  # and once the user's code has made a part, see _part_of
+        if own or loops:
+            name = f"{self._run.overrides.kind}.{' and '.join(own or loops)}"
+            self._first = _FirstWindow(self._run, name, has_early_step="run_step" in own, is_loop=not own)
             self.watch_optimizers()
 
     def after_train(self) -> None:
@@ -329,7 +350,7 @@ class _OptimizerPart:
 class _FirstWindow:
     """Sees in the first update what a user's step, an override of ``name``, does without the trainer's methods."""
 
-    def __init__(self, run: "Run", name: str, *, has_early_step: bool) -> None:
+    def __init__(self, run: "Run", name: str, *, has_early_step: bool, is_loop: bool) -> None:
         self._run, self._name = run, name
         self._parameters = {id(parameter) for parameter in run.model.parameters()}
         self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
@@ -337,7 +358,9 @@ class _FirstWindow:
         self._num_without_step = self._checksum = 0
         self._has_any_step = self._has_unused_graph = False
         self.has_decided = False  # whether to warn of a step that steps no optimizer
+        self.calls_base = False  # the train_step of the trainer, which makes the backward pass
         self._has_early_step = has_early_step  # within an accumulation window
+        self._is_loop = is_loop  # which reads batches itself: it may accumulate those of many iterations
         run.update.has_differentiated = run.update.has_finished = False
         self._handle = register_optimizer_step_pre_hook(self._see_step)
 
@@ -367,8 +390,12 @@ class _FirstWindow:
             if self._has_unused_graph and not self._is_used():
                 for optimizer in each_optimizer(self._run.optimizer):
                     mark_stepped(optimizer)  # torch would warn of the order of the steps
-        elif self._num_without_step >= (_MANY_WITH_GRADIENTS if self._is_used() else _MANY_WITHOUT_STEP):
+        elif self._num_without_step >= self._patience():
             self._warn_of_no_step()
+
+    def _patience(self) -> int:
+        few = _MANY_WITH_GRADIENTS if self._is_used() else _MANY_WITHOUT_STEP
+        return _MANY_OF_LOOP if self._is_loop else few
 
     def _is_used(self) -> bool:
         """Whether the step has done a part of an update."""
@@ -378,7 +405,8 @@ class _FirstWindow:
         """What a step of the user's own calls."""
         optimizer = self._run.optimizer
         names = map(repr, by_name(optimizer)) if isinstance(optimizer, NamedOptimizers) else [""]
-        return f"self.backward(loss), then {' and '.join(f'self.step({name})' for name in names)}"
+        steps = " and ".join(f"self.step({name})" for name in names)
+        return f"{steps} after the trainer's train_step" if self.calls_base else f"self.backward(loss), then {steps}"
 
     def end(self) -> None:
         """At the end of a training of fewer iterations."""
@@ -401,8 +429,8 @@ class _FirstWindow:
             )  # fmt: skip
 
     def warn(self) -> None:
-        settings, update = _settings_of_step(self._run), self._run.update
-        if self._lacks_gradients and not (self._has_raw_step or update.has_differentiated):
+        settings, update = {} if self._is_loop else _settings_of_step(self._run), self._run.update
+        if self._lacks_gradients and not (self._is_loop or self._has_raw_step or update.has_differentiated):
             raise ConfigError(
                 f"{self._name} has left no gradient in the first update: no parameter would change. It must call"
                 " self.backward(loss), also where it returns the loss."
@@ -429,7 +457,7 @@ class _FirstWindow:
         instead = {"optimizer.step()": "self.step(optimizer)"} if is_bare_step else {}
         if is_bare_backward and {"accumulation", "scaler"} & settings.keys():  # otherwise self.backward does the same
             instead = {"loss.backward()": "self.backward(loss)", **instead}
-        if lost:
+        if lost and instead:
             logger.warning(
                 "%s calls %s itself, so %s %s no effect. Call %s instead.", self._name, " and ".join(instead),
                 ", ".join(lost), "has" if len(lost) == 1 else "have", " and ".join(instead.values()),

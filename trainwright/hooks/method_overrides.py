@@ -249,6 +249,10 @@ class Overrides:
         """What was assigned to the object itself under these names; None: nothing."""
         return tuple(map(vars(self._owner()).get, names))
 
+    def uses(self, name: str) -> bool:
+        """Whether code of the user's classes has a name, such as that of a method that it calls."""
+        return _is_used(type(self._owner()), name)
+
     def lacks_return(self, name: str) -> bool:
         """Whether a method of the user's :func:`has no return <trainwright.base.signatures.lacks_return>`."""
         return self.has(name) and lacks_return(getattr(type(self._owner()), name))
