@@ -10,7 +10,7 @@ import pytest
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.engine.loop import TrainerBase
 from trainwright.events import get_event_storage, has_event_storage
-from trainwright.hooks import Callback, CallbackHook, HookBase
+from trainwright.hooks import Callback, CallbackHook, EvalHook, HookBase
 from trainwright.hooks.base import SLOTS
 
 MOMENTS = ("before_train", "before_step", "after_step", "after_train")
@@ -228,9 +228,36 @@ def test_a_lost_process_fails_a_save_in_flight_without_a_second_traceback(
     assert ("after_train failed too" in caplog.text) == is_shown
 
 
-def test_results_before_the_first_evaluation_are_missing_with_the_reason() -> None:
+@pytest.mark.parametrize("moment", ["after_step", "after_train"])
+@pytest.mark.parametrize(
+    ("read", "note"),
+    [
+        (
+            lambda trainer: trainer.storage.latest()["loss"],
+            "no metric 'loss' has been put. That of the training is 'tot",
+        ),
+        (lambda trainer: trainer.storage.latest()["total_los"], "Did you mean 'total_loss'?"),
+        (lambda trainer: trainer.last_eval_results["Acc@1"], "no 'Acc@1'. Nothing has been evaluated yet."),
+        (lambda trainer: {"latest()": 1}["loss"], ""),
+        (lambda trainer: (trainer.storage.latest(), {}["loss"]), ""),
+    ],
+)
+def test_a_missing_name_of_values_or_results_is_answered_in_a_training(moment: str, read: Any, note: str) -> None:
     trainer = Trainer([])
-    with pytest.raises(KeyError, match="no 'Acc@1': nothing has been evaluated yet"):
-        trainer.last_eval_results["Acc@1"]
-    assert trainer.last_eval_results == {}
-    assert type(trainer.train(0, 1)) is dict
+    put = CallbackHook(after_step=lambda trainer: trainer.storage.put_scalar("total_loss", 1.0))
+    trainer.register_hooks([put, CallbackHook(**{moment: read})])
+    with pytest.raises(KeyError) as caught:
+        trainer.train(0, 2)
+    notes = getattr(caught.value, "__notes__", [])
+    assert [note in one for one in notes] == ([True] if note else [])
+    assert type(caught.value) is KeyError
+    assert type(trainer.storage.latest()) is type(trainer.last_eval_results) is dict
+
+
+def test_a_result_of_another_name_is_answered_after_an_evaluation() -> None:
+    trainer = Trainer([])
+    read = CallbackHook(after_step=lambda trainer: trainer.last_eval_results["acuracy"])
+    trainer.register_hooks([EvalHook(1, lambda: {"accuracy": 1.0}), read])
+    with pytest.raises(KeyError) as caught:
+        trainer.train(0, 2)
+    assert "Did you mean 'accuracy'?" in caught.value.__notes__[0]

@@ -1,8 +1,6 @@
 import contextlib
-import copy
 import json
 import math
-import pickle
 import warnings
 import weakref
 
@@ -12,7 +10,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainwright.base.errors import ConfigError, ConfigTypeError, UserError
-from trainwright.checkpoint.state_files import decode_state, encode_state
 from trainwright.events import EventStorage, get_event_storage, has_event_storage
 from trainwright.events.storage import EvaluationStorage, NoEventStorageError, StorageView
 
@@ -378,28 +375,3 @@ def test_nothing_can_be_put_into_a_view() -> None:
     ):
         with pytest.raises(ConfigError, match="a writer runs in a background thread"):
             put()
-
-
-def test_a_name_without_a_value_is_answered_with_the_nearest_one():
-    storage = EventStorage()
-    with pytest.raises(KeyError, match="Nothing has been put yet"):
-        storage.latest()["loss"]
-    storage.put_scalars(total_loss=1.0, eval_loss=2.0, lr=0.5)
-    latest = storage.latest()
-    for name, near in {"loss": "total_loss", "Lr": "lr"}.items():
-        with pytest.raises(KeyError, match=f"no metric '{name}' has been put.*'{near}'"):
-            latest[name]
-    assert (latest.get("loss"), "loss" in latest, latest.get("lr")) == (None, False, (0.5, 0))
-
-
-def test_copies_of_the_latest_values_are_plain_dicts():
-    storage = EventStorage()
-    storage.put_scalar("lr", 0.5)
-    latest, plain = storage.latest(), {"lr": (0.5, 0)}
-    copies = [latest.copy(), copy.copy(latest), copy.deepcopy(latest), pickle.loads(pickle.dumps(latest))]
-    copies.append(decode_state(*encode_state(latest, "hook"), "hook"))
-    assert latest == plain
-    assert repr(latest) == repr(plain)
-    assert json.dumps(latest) == json.dumps(plain)
-    assert copies == [plain] * 5
-    assert {type(one) for one in (*copies, latest | {}, {**latest})} == {dict}

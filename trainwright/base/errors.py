@@ -4,16 +4,15 @@ import difflib
 import functools
 import importlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from trainwright.base.signatures import read_signature, shown_arguments
 from trainwright.base.terminal import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
-V = TypeVar("V")
 
 
 class UserError(Exception):
@@ -42,25 +41,6 @@ class ConfigKeyError(ConfigError, KeyError):
 
     def __str__(self) -> str:  # KeyError shows the repr of its argument, with escaped line breaks
         return printable(str(self.args[0])) if self.args else ""
-
-
-class NamedValues(dict[str, V]):
-    """A dict that raises ``error(name)`` for a name that it does not have; its copies and pickles are plain dicts.
-
-    >>> NamedValues({"lr": 0.1}, lambda name: ConfigKeyError(f"no {name!r}"))["rate"]
-    Traceback (most recent call last):
-    trainwright.base.errors.ConfigKeyError: no 'rate'
-    """
-
-    def __init__(self, values: Mapping[str, V], error: Callable[[str], KeyError]) -> None:
-        super().__init__(values)
-        self._error = error
-
-    def __missing__(self, name: str) -> NoReturn:
-        raise self._error(name)
-
-    def __reduce__(self) -> tuple[type, tuple[dict[str, V]]]:
-        return dict, (dict(self),)
 
 
 class ConfigImportError(UserError, ImportError):

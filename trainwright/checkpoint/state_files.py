@@ -29,7 +29,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainwright._torch_compat.tensor_chunks import local_of
-from trainwright.base.errors import NamedValues
 from trainwright.base.files import Writer, read_regular
 from trainwright.checkpoint.errors import CheckpointError, CheckpointTypeError
 from trainwright.checkpoint.folder import WEIGHTS_NAME
@@ -190,8 +189,6 @@ class _Encoder:
             return {"$numpy_text": self.encode(value[:], path)}
         if kind is np.ndarray or isinstance(value, np.generic):
             return self._encode_array(value, path)
-        if kind is NamedValues:  # values of the run, which a hook keeps
-            value, kind = dict(value), dict
         if kind not in (dict, OrderedDict, Counter, list, tuple):
             raise CheckpointTypeError(f"{_shown(path)}: got {kind}; a checkpoint holds {ALLOWED}.")
         if id(value) in self._open:

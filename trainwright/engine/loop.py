@@ -5,10 +5,10 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from copy import copy
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
-from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, NamedValues, UserError
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
 from trainwright.config.foreign_names import HOOK_METHODS, attribute_hint
 from trainwright.data.errors import add_fix
 from trainwright.events.phases import PhaseTimes
@@ -28,10 +28,6 @@ from trainwright.parallel.faults import announce, meet, names_connection, watch_
 logger = logging.getLogger("trainwright.engine")
 
 FILE_ONLY = {"file_only": True}  # a log record that the console skips
-
-
-def _no_result(name: str) -> ConfigKeyError:
-    return ConfigKeyError(f"last_eval_results has no {name!r}: nothing has been evaluated yet.")
 
 
 @overridable
@@ -85,7 +81,7 @@ class TrainerBase:
         # With the next call of a hook that may have periods.
         self._after_step: list[tuple[HookBase, Callable[[], None], NextCall | None]] = []
         self._between_steps: list[Callable[[], None]] = []
-        self.last_eval_results: dict[str, Any] = NamedValues({}, _no_result)
+        self.last_eval_results: dict[str, Any] = {}
 
     if not TYPE_CHECKING:
 
@@ -149,7 +145,7 @@ class TrainerBase:
         with self._training(start_iter, max_iter) as run_step:
             for _ in self._iterations():
                 run_step()
-        return copy(self.last_eval_results)
+        return self.last_eval_results
 
     def _iterations(self, until: Callable[[], int] | None = None) -> Iterator[None]:
         """Run hooks before and after each iteration. The caller's loop body runs the step: no frame is added.
@@ -234,6 +230,7 @@ class TrainerBase:
             except TrainingPaused:  # in its final evaluation
                 return
             except Exception as error:
+                self._explain_missing(error)
                 cause = None if isinstance(error, UserError) else error
                 logger.error(
                     "Training failed in its last evaluation, save or hook: %s", error, exc_info=cause, extra=FILE_ONLY
@@ -433,6 +430,20 @@ class TrainerBase:
         if isinstance(error, UserError) and self.iterations_done > self.start_iter:
             error.exit_code = 1  # 2 means that nothing was trained
 
+    def _explain_missing(self, error: BaseException) -> None:
+        """Add a note to an error of reading ``storage.latest()`` or ``last_eval_results``, which are plain dicts."""
+        if type(error) is not KeyError or not error.args:
+            return
+        name, line = str(error.args[0]), extract_tb(error.__traceback__)[-1].line or ""
+        if ".latest()[" in line:
+            try:
+                self.storage.history(name)
+            except ConfigKeyError as missing:
+                error.add_note(str(missing))
+        if "last_eval_results[" in line and name not in (results := self.last_eval_results):
+            hint = did_you_mean(name, map(str, results)) if results else "Nothing has been evaluated yet."
+            error.add_note(f"last_eval_results has no {name!r}. {hint}")
+
     def _after_failure(self, error: BaseException) -> None:
         self.failure = type(error)  # not the error, whose frames hold tensors
         if self.iterations_done > self.iter and self._place is not None:  # the one that has failed is called again
@@ -448,6 +459,7 @@ class TrainerBase:
             add_fix(error)
         if isinstance(error.__cause__, StopIteration):  # Python's own message names no place
             error.add_note("A hook or the step called next() on an iterator that has ended: see the first traceback.")
+        self._explain_missing(error)
         self._set_exit_code(error)
         announce(error)
         # Only for log.txt: the caller of train() reports the error.

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, SupportsFloat
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainwright.base.devices import wide_dtype
-from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, NamedValues, UserError, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
 from trainwright.events.epoch_means import EpochMeans, RunningMean
 from trainwright.events.media import MediaBuffer, MediaView, Medium, histogram_summary, image_copy
 from trainwright.events.process_means import LocalMeans, common_keys, is_part, means_of, values_of, with_parts
@@ -341,7 +340,12 @@ class EventStorage:
         """
         self._flush()
         if name not in self._histories:
-            raise self._no_metric("history", name)
+            hint = did_you_mean(name, self._histories) if self._histories else "Nothing has been put yet."
+            if name == "loss" and "total_loss" in self._histories:
+                hint = "That of the training is 'total_loss'."
+            if name in self._late:
+                hint = "Other processes have its values (as the last pipeline stage has the loss) until the log line."
+            raise ConfigKeyError(f"EventStorage.history: no metric {name!r} has been put. {hint}")
         return self._histories[name]
 
     def histories(self) -> dict[str, HistoryBuffer]:
@@ -352,8 +356,7 @@ class EventStorage:
     def latest(self) -> dict[str, tuple[float, int]]:
         """The newest value of each metric and its iteration."""
         self._flush()
-        values = {name: (one.latest(), one.latest_iteration()) for name, one in self._histories.items()}
-        return NamedValues(values, partial(self._no_metric, "latest"))
+        return {name: (history.latest(), history.latest_iteration()) for name, history in self._histories.items()}
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """``latest``, with noisy metrics replaced by the median over their last ``window_size`` iterations.
@@ -459,14 +462,6 @@ class EventStorage:
             self.epoch_means.load_state_dict(state["epoch"])
 
     # -- internals ---------------------------------------------------------------------------------------------------
-
-    def _no_metric(self, method: str, name: str) -> ConfigKeyError:
-        hint = did_you_mean(str(name), self._histories) if self._histories else "Nothing has been put yet."
-        if name == "loss" and "total_loss" in self._histories:
-            hint = "That of the training is 'total_loss'."
-        if name in self._late:
-            hint = "Other processes have its values (as the last pipeline stage has the loss) until the log line."
-        return ConfigKeyError(f"EventStorage.{method}: no metric {name!r} has been put. {hint}")
 
     def _admit(self, name: str, smoothing_hint: bool) -> None:
         """Check a new name and store its hint; raise if the name already has another hint."""

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import AbstractContextManager
-from copy import copy
 from functools import cached_property, partial
 from os import PathLike
 from pathlib import Path
@@ -358,7 +357,7 @@ class Trainer(RunMethods):
                 self._run_own_epochs()
             for _ in self._iterations():
                 run_step()
-        return copy(self.last_eval_results)
+        return self.last_eval_results
 
     def inner_training_loop(self, epoch_num: int) -> dict[str, float]:
         """Train to the end of epoch ``epoch_num`` (counted from 1); returns ``loss``, its mean since the run started.
