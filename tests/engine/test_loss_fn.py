@@ -791,3 +791,163 @@ def test_softmax_before_the_loss_is_one_warning(
     data = TensorDataset(torch.randn(16, 4), torch.randint(2, (16,)))
     Trainer(model, quiet(tmp_path, num_epochs=2, batch_size=4, loss=loss, metrics=None), data).train()
     assert caplog.text.count("as after softmax") == is_said
+
+
+SEVERAL = (INPUTS[:, :3] > -0.5).float()  # several labels of most samples
+
+
+@pytest.mark.parametrize("kind", ["pairs", "fields"])
+def test_several_labels_of_a_sample_are_not_for_the_loss_of_classes_by_default(kind: str, tmp_path: Path) -> None:
+    def trainer(**settings: Any) -> Trainer:
+        data: Any = TensorDataset(INPUTS, SEVERAL)
+        if kind == "fields":
+            data = ColumnDataset(input=INPUTS, labels=SEVERAL)
+        torch.manual_seed(0)
+        return Trainer(nn.Linear(4, 3), config(tmp_path, num_epochs=1, **settings), data, data)
+
+    with pytest.raises(ConfigError, match=r"sum to 1, and those of a sample sum to [23].*loss='BCEWithLogitsLoss'"):
+        trainer().train()
+    assert not (tmp_path / "metrics.json").exists()
+    right = trainer(loss="BCEWithLogitsLoss")
+    loss = right.train()["loss"]
+    scores = right.model.eval()(INPUTS)
+    by_hand = -(SEVERAL * F.logsigmoid(scores) + (1 - SEVERAL) * F.logsigmoid(-scores)).mean()
+    assert loss == pytest.approx(by_hand.item(), rel=1e-5)
+
+
+SMOOTH = F.one_hot(PAIRS.tensors[1], 3) * 0.9 + 0.1 / 3
+SUMS: dict[str, tuple[Tensor, dict[str, Any], bool]] = {
+    "several labels": (SEVERAL, {"loss": "CrossEntropyLoss"}, True),
+    "several labels with weights": (SEVERAL * 0.7, {}, True),
+    "samples with weights": (SMOOTH * 0.5, {}, True),
+    "smooth": (SMOOTH, {}, False),
+    "of low precision": (SMOOTH.bfloat16().float(), {}, False),
+    "one of each": (F.one_hot(PAIRS.tensors[1], 3).float(), {}, False),
+    "some that do not count": (SMOOTH * (torch.arange(16) % 3 > 0)[:, None], {}, False),
+}
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_class_probabilities_that_do_not_sum_to_one_are_a_warning(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    targets, settings, is_warned = SUMS[kind]
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    Trainer(model, config(tmp_path, num_epochs=2, metrics=None, **settings), TensorDataset(INPUTS, targets)).train()
+    assert caplog.text.count("If a sample may have several labels, set loss='BCEWithLogitsLoss'") == is_warned
+
+
+class OptionalLabels(nn.Module):
+    """Returns its loss if it gets ``labels``, which count twice there."""
+
+    def __init__(self, *, is_dict: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.is_dict = nn.Linear(4, 3), is_dict
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        scores = self.layer(x)
+        if labels is None:
+            return {"logits": scores} if self.is_dict else scores
+        return {"loss": 2 * F.cross_entropy(scores, labels), "logits": scores}
+
+
+class OfTokens(nn.Module):
+    """As nanoGPT: (scores, loss), with a loss if it gets ``targets``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Any:
+        scores = self.layer(x)
+        return scores, None if targets is None else F.cross_entropy(scores, targets)
+
+
+class WithSize(nn.Linear):
+    def forward(self, input: Tensor, target_size: int | None = None) -> Tensor:  # no labels
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("is_dict", [False, True])
+def test_a_loss_of_the_model_that_pairs_leave_out_is_one_warning(
+    is_dict: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def trained(model: nn.Module, data: Any, **settings: Any) -> float:
+        caplog.clear()
+        loss = Trainer(model, config(tmp_path, num_epochs=1, **settings), data, data).train()["loss"]
+        scores = getattr(model, "layer", model)(INPUTS).detach()
+        return loss / float(F.cross_entropy(scores, PAIRS.tensors[1]))
+
+    alike, line = pytest.approx(1, rel=1e-5), "such as ColumnDataset(x=..., labels=...); if not, set loss="
+    assert trained(OptionalLabels(is_dict=is_dict), PAIRS) == alike
+    assert caplog.text.count("OptionalLabels.forward gets the first item of a pair, without 'labels'") == 1
+    assert line in caplog.text
+    fields = ColumnDataset(x=INPUTS, labels=PAIRS.tensors[1])
+    assert trained(OptionalLabels(is_dict=is_dict), fields) == pytest.approx(2, rel=1e-5)
+    assert line not in caplog.text
+    assert trained(OptionalLabels(is_dict=is_dict), PAIRS, loss="CrossEntropyLoss") == alike  # as the user says
+    assert line not in caplog.text
+    assert trained(WithSize(4, 3), PAIRS) == alike
+    assert line not in caplog.text
+
+
+def test_a_loss_after_the_scores_is_answered_with_both(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fields = ColumnDataset(x=INPUTS, targets=PAIRS.tensors[1])
+    with pytest.raises(ConfigTypeError, match=r"Return a dict, {'loss': outputs\[1\], 'logits': outputs\[0\]}"):
+        Trainer(OfTokens(), config(tmp_path), fields).train()
+    with pytest.raises(ConfigTypeError, match="returned tuple"):
+        Trainer(OfTokens(), config(tmp_path), PAIRS).train()
+    assert "ColumnDataset(x=..., targets=...)" in caplog.text
+
+
+class RootMean(nn.Module):
+    def __init__(self, *, is_flat: bool) -> None:
+        super().__init__()
+        self.mean, self.is_flat = nn.MSELoss(), is_flat
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.mean(outputs.squeeze(-1) if self.is_flat else outputs, targets).sqrt()
+
+
+def ranked(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of all pairs of samples, as is meant."""
+    scores = outputs.squeeze(1)
+    return F.softplus(-(scores[:, None] - scores) * (targets[:, None] - targets).sign()).mean()
+
+
+class OwnColumn(nn.Linear):
+    def compute_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).abs().mean()
+
+
+COLUMN_LOSSES: dict[str, tuple[Any, str | None]] = {
+    "a function": (lambda outputs, targets: (outputs - targets).square().mean(), "<lambda>"),
+    "exp first": (lambda outputs, targets: (outputs.exp() - targets).square().mean(), "<lambda>"),
+    "a module": (RootMean(is_flat=False), "RootMean"),
+    "of torch": (partial(F.l1_loss), "partial"),
+    "of the model": (None, "OwnColumn.compute_loss"),
+    "with a column": (lambda outputs, targets: (outputs - targets[:, None]).square().mean(), None),
+    "a flat module": (RootMean(is_flat=True), None),
+    "a view": (lambda outputs, targets: F.mse_loss(outputs.view(-1), targets), None),
+    "a product": (lambda outputs, targets: -(targets.view(-1) @ outputs).sum() + outputs.square().sum(), None),
+    "of pairs": (ranked, None),
+}
+
+
+@pytest.mark.parametrize("kind", COLUMN_LOSSES)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_of_the_users_that_compares_outputs_with_other_targets_is_one_warning(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    loss, name = COLUMN_LOSSES[kind]
+    model = OwnColumn(4, 1) if loss is None else nn.Linear(4, 1)
+    for data in (TensorDataset(INPUTS, INPUTS[:, 0]), TensorDataset(INPUTS, INPUTS[:, :1])):
+        if kind == "of pairs" and data.tensors[1].dim() == 2:
+            continue
+        caplog.clear()
+        Trainer(model, config(tmp_path, num_epochs=2, metrics=None), data, loss=loss).train()
+        is_warned = name is not None and data.tensors[1].dim() == 1
+        assert caplog.text.count(f"The loss {name} compares each output with every target") == is_warned
+        assert caplog.text.count("compares each output") == is_warned

@@ -9,11 +9,14 @@
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from trainwright.base.batch import LABEL_NAMES, arguments, parameter_names, write_forward_help, write_pair_help
 from trainwright.base.errors import ConfigError, ConfigTypeError
@@ -188,12 +191,13 @@ def contract_for(
         raise refused_batch(inputs)
     own_loss = used_loss(own_loss, inputs)
     criterion = _no_criterion if criterion is None else criterion  # one in the wrapper of torch.compile has no truth
-    undecided = _Undecided(criterion, record_scalars, label_names or (), source or LossSource())
+    source = source or LossSource()
+    undecided = _Undecided(criterion, record_scalars, label_names or (), source)
     loss: Loss = undecided if own_loss is None else _own(own_loss, record_scalars, of_pair=is_pair)
     takes_dicts = is_pair and own_loss is None and _is_list_of_dicts(inputs[1]) and _takes_two(model.forward)
     if is_pair and not takes_dicts:
-        unused = getattr(model, "compute_loss", None) if own_loss is None else None
-        return _of_pair(criterion if own_loss is None else own_loss, loss, record_outputs, unused), None
+        unused = _unused_loss(model, criterion, source) if own_loss is None else None
+        return _of_pair(criterion if own_loss is None else own_loss, loss, record_outputs, unused, source), None
     loss = undecided.loss_of_detection if takes_dicts else loss
     if record_outputs is not None:
         loss = _with_recording(record_outputs, loss)
@@ -237,18 +241,41 @@ def forward(model: Any, batch: Any, *, takes_all: bool = False) -> Any:
         raise
 
 
+def _unused_loss(model: nn.Module, criterion: Any, source: "LossSource") -> str | None:
+    """What to log of a loss of the model that a pair leaves out; None without one."""
+    name, used = type(model).__name__, type(loss_inside(criterion)).__name__
+    if (method := getattr(model, "compute_loss", None)) is not None:
+        return (
+            f"{name}.compute_loss{read_signature(method)} is not called: of a pair it would get two arguments, the"
+            f" output and the target. The loss is {used}."
+        )
+    first, *others = [*(parameter_names(model.forward) or ()), ""]
+    label = next((one for one in others if one in LABEL_NAMES), None)
+    if label is None or not source.is_default:
+        return None
+    return (
+        f"{name}.forward gets the first item of a pair, without {label!r}, and the loss is {used} of what it returns."
+        f" If the model computes its loss, give fields with names, such as ColumnDataset({first}=..., {label}=...); if"
+        f" not, set loss={used!r}."
+    )
+
+
 def _of_pair(
-    criterion: Callable[..., Tensor], loss: Loss, record_outputs: Callable[[Any], None] | None, unused: Any
+    criterion: Callable[..., Tensor],
+    loss: Loss,
+    record_outputs: Callable[[Any], None] | None,
+    unused: str | None,
+    source: "LossSource",
 ) -> Loss:
     """Calls the model with the first item of a pair. Scores that it returns go to the criterion.
 
-    ``loss`` handles any other output: the model's own loss, or a dict with scores. ``unused``: a ``compute_loss`` of
-    the model that does not take scores and target.
+    ``loss`` handles any other output: the model's own loss, or a dict with scores. ``unused``: what to
+    log of another loss of the model.
     """
     is_checked = is_of_training = False
 
     def compute_loss(model: Any, inputs: Any) -> Any:
-        nonlocal is_checked, is_of_training
+        nonlocal is_checked, is_of_training, unused
         try:
             outputs = model(inputs[0])
         except TypeError as error:
@@ -256,16 +283,14 @@ def _of_pair(
             raise
         if record_outputs is not None:
             record_outputs(outputs)
+        if unused is not None and losses_of(outputs) is None and not torch.compiler.is_compiling():
+            logger.warning(unused)
+            unused = None
         if outputs.__class__ is Tensor and outputs.dim():
             if not is_checked and not torch.compiler.is_compiling():
                 is_checked, is_of_training = True, torch.is_grad_enabled()
-                if unused is not None:
-                    logger.warning(
-                        "%s.compute_loss%s is not called: of a pair it would get two arguments, the output and the"
-                        " target. The loss is %s.",
-                        type(model).__name__, read_signature(unused), type(loss_inside(criterion)).__name__,
-                    )  # fmt: skip
-                _refuse_outputs(criterion, outputs, inputs[1] if len(inputs) == 2 else None)
+                with _checked(criterion, outputs, inputs[1] if len(inputs) == 2 else None, source):
+                    return criterion(outputs, inputs[1])
             return criterion(outputs, inputs[1])
         # After scores, one number is no loss of the model. A model may return scores in evaluation, and its loss else.
         if is_checked and outputs.__class__ is Tensor and (is_of_training or not torch.is_grad_enabled()):
@@ -308,9 +333,13 @@ def _of_names(names: tuple[str, ...] | None, loss: Loss) -> Loss:
 
 @dataclass
 class LossSource:
-    """Whether the model returns its losses, as the first training output decides; None: there was none yet."""
+    """Whether the model returns its losses, as the first training output decides; None: there was none yet.
+
+    ``is_default``: the user has not chosen the criterion.
+    """
 
     is_model: bool | None = None
+    is_default: bool = False
 
 
 class _Undecided:
@@ -338,8 +367,10 @@ class _Undecided:
         if torch.is_grad_enabled() and not torch.compiler.is_compiling():
             self._decided, self._source.is_model = loss, is_of_model
             if not is_of_model:
-                _refuse_outputs(self._criterion, logits_of(outputs), target_of(inputs, self._label_names))
-            elif (losses := losses_of(outputs)) is not None:
+                scores, target = logits_of(outputs), target_of(inputs, self._label_names)
+                with _checked(self._criterion, scores, target, self._source):
+                    return loss(outputs, inputs)
+            if (losses := losses_of(outputs)) is not None:
                 warn_of_parts(losses)
         return loss(outputs, inputs)
 
@@ -377,31 +408,74 @@ _OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.PoissonNLLLoss, nn.SoftMarginLoss)
 
 
-def _refuse_outputs(criterion: Callable[..., Tensor], outputs: Any, target: Any) -> None:
-    """Raise if torch's loss would give a number for outputs and targets that do not fit it."""
+def _checked(
+    criterion: Callable[..., Tensor], outputs: Any, target: Any, source: LossSource
+) -> AbstractContextManager[Any]:
+    """Raise if torch's loss would give a number for outputs and targets that do not fit it.
+
+    The context, in which the loss is computed, warns if another one compares each output with every target.
+    """
     kind = loss_inside(criterion)
     if not (isinstance(outputs, Tensor) and isinstance(target, Tensor)):
-        return
+        return nullcontext()
     if isinstance(kind, _ELEMENTWISE):
         _refuse_broadcast(type(kind).__name__, outputs, target)
     elif isinstance(kind, _OF_CLASSES):
         _refuse_scores(type(kind).__name__, outputs, target)
-    elif isinstance(kind, nn.BCEWithLogitsLoss) and _is_sigmoid(outputs):
-        logger.warning(
-            "TrainingConfig.loss: BCEWithLogitsLoss applies a sigmoid, and the model ends with one: no loss comes near"
-            " to 0. Return the scores without sigmoid, or set loss='BCELoss'."
+        if isinstance(kind, nn.CrossEntropyLoss):
+            _refuse_several_labels(outputs, target, source)
+    elif isinstance(kind, nn.BCEWithLogitsLoss):
+        if _is_sigmoid(outputs):
+            logger.warning(
+                "TrainingConfig.loss: BCEWithLogitsLoss applies a sigmoid, and the model ends with one: no loss comes"
+                " near to 0. Return the scores without sigmoid, or set loss='BCELoss'."
+            )
+    elif _column_fix(outputs, target) and len(outputs) == len(target) > 1:
+        return _Broadcasts(getattr(kind, "__qualname__", type(kind).__name__), outputs, target)
+    return nullcontext()
+
+
+def _column_fix(outputs: Tensor, target: Tensor) -> str | None:
+    """How to give both one shape, if one of them is a column and the other is flat."""
+    by_dim = {outputs.dim(): outputs, target.dim(): target}
+    if by_dim.keys() != {1, 2} or by_dim[2].shape[1] != 1:
+        return None
+    fix = "return outputs.squeeze(1) from the model" if outputs.dim() == 2 else "give targets.squeeze(1)"
+    return f"Give both one shape: for example {fix}."
+
+
+class _Broadcasts(TorchFunctionMode):
+    """Logs, once, an operation that compares each output with every target."""
+
+    def __init__(self, loss: str, outputs: Tensor, target: Tensor) -> None:
+        super().__init__()
+        self._shapes, self._size = {outputs.shape, target.shape}, len(outputs) * len(target)
+        self._message: str | None = (
+            f"The loss {loss} compares each output with every target: it gets outputs of the shape"
+            f" {tuple(outputs.shape)} and targets of the shape {tuple(target.shape)}. {_column_fix(outputs, target)}"
         )
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if torch.compiler.is_compiling():  # a loss in torch.compile, to be traced without this
+            return result
+        tensors = [one for one in (*args, *(kwargs or {}).values()) if isinstance(one, Tensor)]
+        # Of two outputs or two targets, all pairs may be meant.
+        are_both = {one.shape for one in tensors} == self._shapes and sum(one.requires_grad for one in tensors) == 1
+        is_squared = isinstance(result, Tensor) and result.numel() == self._size
+        is_compared = is_squared or getattr(function, "__module__", "") == F.__name__
+        if self._message is not None and are_both and is_compared:
+            logger.warning(self._message)
+            self._message = None
+        return result
 
 
 def _refuse_broadcast(loss: str, outputs: Tensor, target: Tensor) -> None:
     """Raise if an elementwise loss would compare each output with every target."""
-    by_dim = {outputs.dim(): outputs, target.dim(): target}
-    if by_dim.keys() == {1, 2} and by_dim[2].shape[1] == 1:
-        fix = "return outputs.squeeze(1) from the model" if outputs.dim() == 2 else "give targets.squeeze(1)"
+    if fix := _column_fix(outputs, target):
         raise ConfigError(
             f"TrainingConfig.loss: {loss} of outputs of the shape {tuple(outputs.shape)} and targets of the shape"
-            f" {tuple(target.shape)} would compare {(len(outputs), len(target))}, each output with every target. Give"
-            f" both one shape: for example {fix}."
+            f" {tuple(target.shape)} would compare {(len(outputs), len(target))}, each output with every target. {fix}"
         )
     if (outputs.dim(), target.dim()) == (2, 1):
         raise ConfigError(
@@ -442,6 +516,26 @@ def _refuse_scores(loss: str, outputs: Tensor, target: Tensor) -> None:
             " outputs is >= 0 with the sum 1, as after softmax: gradients become small and training slow."
             " Return the scores without softmax, or set loss='NLLLoss' and end the model with log_softmax(dim=1)."
         )
+
+
+def _refuse_several_labels(outputs: Tensor, target: Tensor, source: LossSource) -> None:
+    """Raise or warn if targets that the cross-entropy takes as class probabilities do not sum to 1.
+
+    0 is a sample that does not count.
+    """
+    if not target.is_floating_point() or target.shape != outputs.shape or target.dim() < 2 or simulation() is not None:
+        return
+    sums = target.detach().float().sum(1)
+    if not bool((((sums - 1).abs() > 1e-2) & (sums != 0)).any()):
+        return
+    message = (
+        "TrainingConfig.loss: CrossEntropyLoss takes targets of the shape of the outputs as the probabilities of"
+        f" classes, which sum to 1, and those of a sample sum to {float(sums[(sums - 1).abs().argmax()]):.3g}. If a"
+        " sample may have several labels, set loss='BCEWithLogitsLoss'."
+    )
+    if source.is_default and bool(((target == 0) | (target == 1)).all()):
+        raise ConfigError(message)
+    logger.warning(message)
 
 
 def _are_probabilities(outputs: Tensor) -> bool:
@@ -508,8 +602,12 @@ def logits_of(outputs: Any) -> Any:
     named = named_outputs(outputs)
     kind, shown = (ConfigTypeError, type(outputs).__name__) if named is None else (ConfigError, _names(named))
     hint = " Is a return missing in it?" if outputs is None else ""
-    if isinstance(outputs, tuple | list):
-        hint = f" Return one of the {len(outputs)} from it, such as outputs[0], or a dict, {{'logits': outputs[0]}}."
+    items = outputs if isinstance(outputs, tuple | list) else ()
+    losses = [number for number, one in enumerate(items) if isinstance(one, Tensor) and not one.dim()]
+    if losses:
+        hint = f" Return a dict, {{'loss': outputs[{losses[0]}], 'logits': outputs[0]}}, or the loss first."
+    elif items:
+        hint = f" Return one of the {len(items)} from it, such as outputs[0], or a dict, {{'logits': outputs[0]}}."
     raise kind(
         f"The model's forward returned {shown}.{hint} The Trainer needs a tensor, a loss (a name with 'loss' in"
         f" it), or 'logits' for the criterion of TrainingConfig.loss. {_OVERRIDE_HELP}"

@@ -61,12 +61,13 @@ class BatchLoss:
         recorders: tuple[Callable[[Any], None] | None, ...] = (),
         record_scalars: Callable[[Mapping[str, Any]], None] | None = None,
         label_names: Sequence[str] | None = None,
+        is_default: bool = False,
     ) -> None:
         self.of_model = getattr(model, "compute_loss", None)
         self.given = criterion
         self.criterion, self.own_loss = optim.losses(criterion, self.of_model, autocast)
         self._model, self._recorders, self._record_scalars = model, recorders, record_scalars
-        self._label_names, self.source = label_names, LossSource()
+        self._label_names, self.source = label_names, LossSource(is_default=is_default)
         self._chosen: dict[bool, Loss] = {}  # of pairs, and of batches with names
 
     def chosen(self, inputs: Any) -> Loss:
@@ -168,6 +169,7 @@ class TrainingStep:
             recorders=(self.update.record, None if metrics is None else metrics.record),
             record_scalars=self.builder.metrics.record_scalars,
             label_names=run.spec.label_names,
+            is_default=not run.spec.is_set("loss"),
         )
         self.update.mean.forget()
         if self.step is not None:
