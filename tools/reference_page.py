@@ -3,6 +3,7 @@
 ``docs/trainer-config.md`` of the Python API, and with ``config`` ``docs/config-reference.md`` of config files.
 """
 
+import re
 import sys
 from functools import partial
 from typing import Any
@@ -26,7 +27,7 @@ faults. Changes are checked like a new configuration, so dicts and lists are rep
 from trainwright import TrainingConfig
 
 config = TrainingConfig(batch_size=16, lr=1e-3)
-config.early_stopping = {**config.early_stopping, "patience": 2}
+config.early_stopping = {"patience": 2}  # its other keys keep their defaults
 # settings that depend on each other change together
 config.update(eval_strategy="step", eval_steps=100)
 config.save_to_yaml("config.yaml")  # {category: {setting: value}}
@@ -102,7 +103,7 @@ _SHORT = {
 def _short(allowed: str) -> str:
     """The allowed values in the words of a table: a share is explained above it."""
     for long, short in _SHORT.items():
-        allowed = allowed.replace(long, short)
+        allowed = re.sub(rf"(?<!without ){re.escape(long)}", short, allowed)  # with or without a number ('cuda:0')
     return allowed.replace(", or None", ", None")
 
 

@@ -3,7 +3,7 @@
     python examples/tasks/classify_text.py [--quick]
 
 Training and evaluation use pieces of different files.
-Needs pip install transformers.
+Needs pip install 'trainwright[texts]'.
 """
 
 import argparse

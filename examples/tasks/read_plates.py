@@ -3,6 +3,7 @@
     python examples/tasks/read_plates.py [--quick]
 
 Plates are drawn into ``output/read_plates/data``; the model is saved next to them and then reads image files.
+Needs pip install 'trainwright[examples,images,metrics]'.
 """
 
 import argparse

@@ -3,6 +3,7 @@
     python examples/tasks/recognize_speech.py [--quick]
 
 The recordings are words as tones, written to ``output/recognize_speech/data``; the model is saved next to them.
+Needs pip install 'trainwright[metrics]'.
 """
 
 import argparse

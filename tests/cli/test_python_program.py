@@ -167,3 +167,37 @@ def test_names_that_a_config_file_may_read_by_their_text_are_not_unread(tmp_path
     assert unread_names(file) == {}
     file.write_text("lr = 1\nepochs = 2\nx = f'{epochs}'\ndef f():\n    y = lr")
     assert unread_names(file) == {"x": 3}
+
+
+def test_settings_in_sections_of_a_variable_that_no_training_reads_are_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", "sections"]) == 0
+    monkeypatch.chdir("sections")
+    short = "\ntrain.update(train_iter=1, train_epoch=0, train_micro_batch_size=8)"
+    setting = "\ncfg = get_config('common/defaults.py')\ncfg.train.seed = 3\ncfg.optim.lr = 0.5"
+    Path("unread.py").write_text(f"from config import *{short}\nfrom trainwright import get_config{setting}")
+    assert main(["train", "unread.py"]) == 0
+    found = [text.partition("unread.py, ")[2] for text in caplog.messages if "nothing reads" in text]
+    assert found == [
+        "line 5: nothing reads cfg.train.seed. Write train.seed = ..., after train = cfg.train.",
+        "line 6: nothing reads cfg.optim.lr. Write optim.lr = ..., after optim = cfg.optim.",
+    ]
+    read = "\ntrain = cfg.train\nrate = cfg.optim.lr * 2\noptim.lr = rate"
+    Path("read.py").write_text(f"from config import *\nfrom trainwright import get_config{setting}{read}{short}")
+    caplog.clear()
+    assert main(["train", "read.py"]) == 0
+    assert not [text for text in caplog.messages if "nothing reads" in text]
+
+
+def test_all_sections_of_a_variable_are_named_if_one_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = "cfg.model = LazyCall(dict)()\ncfg.dataloader = {'train': LazyCall(list)()}"
+    imports = "from trainwright import LazyCall, get_config"
+    Path("all.py").write_text(f"{imports}\ncfg = get_config('common/defaults.py')\n{text}")
+    assert main(["train", "all.py"]) == 2
+    found = capsys.readouterr().err
+    assert "write model = ... instead of cfg.model. Its dataloader, train, optim, graph are not read either." in found

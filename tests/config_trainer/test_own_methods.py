@@ -9,11 +9,12 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.toys import Classifier, file_config, points
-from trainwright import DefaultTrainer
+from trainwright import DefaultTrainer, LazyConfig
 from trainwright.base.errors import ConfigError
 from trainwright.cli.train import main
 from trainwright.evaluation import ClsEvaluator, DatasetEvaluator
 from trainwright.events import EventWriter
+from trainwright.hooks import HookBase, LRScheduler
 
 
 class Silent(EventWriter):
@@ -75,6 +76,10 @@ def trainer_with(**methods: Any) -> type[DefaultTrainer]:
         ({"build_optimizer": classmethod(lambda cls, cfg, model: torch.optim.SGD)}, r"Call it: SGD\(...\)"),
         ({"build_test_loader": classmethod(lambda cls, cfg, t: DataLoader(points()))}, r"list of loaders, \[loader\]"),
         ({"build_train_loader": classmethod(lambda cls, cfg, t: None)}, "build_train_loader returned None"),
+        ({"build_lr_scheduler": classmethod(lambda cls, cfg, one: {"scheduler": 1})}, "return the one in 'scheduler'"),
+        ({"build_lr_scheduler": classmethod(lambda cls, cfg, one: [one])}, "returned list; it must return a schedule"),
+        ({"get_batch": classmethod(lambda cls, data, *rest: None)}, "get_batch returned None.*statement missing"),
+        ({"get_batch": classmethod(lambda cls, data, *rest: (1, 2))}, "get_batch returned tuple; it must"),
         ({"build_evaluator": classmethod(lambda cls, cfg: ClsEvaluator)}, r"call it: ClsEvaluator\(...\)"),
         ({"build_evaluator": classmethod(lambda cls, cfg: WithoutProcess())}, "WithoutProcess has no process"),
         ({"build_evaluator": classmethod(lambda cls, cfg: WithoutInputs())}, r"\(inputs, outputs\). Write def process"),
@@ -196,6 +201,56 @@ def test_a_forgotten_return_of_a_schedule_is_a_warning(tmp_path: Path, caplog: p
     assert "returned None" not in caplog.text
     Mine(cfg)
     assert "Mine.build_lr_scheduler returned None, so the learning rate stays as it is" in caplog.text
+
+
+class ReadsNothing(DefaultTrainer):
+    @classmethod
+    def build_optimizer(cls, cfg: Any, model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=0.5 if cfg.train.seed else 0.1)
+
+
+class ReadsRate(DefaultTrainer):
+    @classmethod
+    def build_optimizer(cls, cfg: Any, model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=8 * cfg.optim.lr)
+
+
+class Static(DefaultTrainer):
+    @staticmethod
+    def build_optimizer(cfg: Any, model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=cfg.optim.lr)
+
+
+class PassesOn(DefaultTrainer):
+    @classmethod
+    def build_optimizer(cls, cfg: Any, model: Any) -> Any:
+        return super().build_optimizer(cfg, model)
+
+
+@pytest.mark.parametrize(("mine", "reads"), [(ReadsNothing, False), (ReadsRate, True), (Static, True), (PassesOn, True)])
+def test_an_override_of_a_section_that_a_method_does_not_read_is_a_warning(
+    mine: type[DefaultTrainer], reads: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cfg = file_config(tmp_path, Classifier, points, train_iter=2, train_micro_batch_size=8)
+    mine(cfg)
+    assert "has no effect" not in caplog.text
+    LazyConfig.apply_overrides(cfg, ["optim.lr=0.01"])
+    mine(cfg)
+    line = "optim.lr=0.01 has no effect: ReadsNothing.build_optimizer does not read cfg.optim. Use cfg.optim.lr in it"
+    assert (line in caplog.text) != reads
+
+
+class Quiet(HookBase):
+    pass
+
+
+def test_hooks_of_ones_own_alone_are_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cfg = file_config(tmp_path, Classifier, points, train_iter=1, train_micro_batch_size=8)
+    for hooks in ([], [LRScheduler(), Quiet()], [None, Quiet()]):
+        assert "none of the library's hooks" not in caplog.text
+        trainer_with(build_hooks=lambda self, hooks=hooks: hooks)(cfg).train()
+    assert "Mine.build_hooks returned none of the library's hooks, which save, evaluate, log and" in caplog.text
+    assert "Write [*super().build_hooks(), Quiet()]" in caplog.text
 
 
 def test_an_attribute_that_is_not_set_yet_says_where_to_set_it(tmp_path: Path) -> None:

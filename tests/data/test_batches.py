@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, Sampler, Subset, TensorDataset
 
 from tests.toys import Stream
-from trainwright.base.errors import ConfigError
+from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.data import build_image_train_loader
 from trainwright.data.batches import Batches, Repeated
 from trainwright.data.seeding import random_state, seed_everything, set_random_state
@@ -112,6 +112,14 @@ def test_a_loader_that_ends_early_or_is_empty_is_an_error() -> None:
         list(Batches([1, 2], length=3))
     with pytest.raises(ConfigError, match="DataLoader gave no batch"):
         next(Batches(DataLoader(TensorDataset(torch.arange(3)), batch_size=4, drop_last=True)))
+    with pytest.raises(ConfigError, match="generator gave no batch: it can be read once. Give a DataLoader"):
+        list(Batches(number for number in range(2)))
+
+
+def test_a_sampler_of_single_indices_is_answered_with_the_line_to_write() -> None:
+    loader = build_image_train_loader([TensorDataset(torch.arange(4))], 2, sampler=Shuffled(), num_workers=0)
+    with pytest.raises(ConfigTypeError, match=r"Shuffled yields single indices.*BatchSampler\(sampler, batch_size"):
+        next(iter(loader[0] if isinstance(loader, tuple) else loader))
 
 
 @pytest.mark.parametrize(

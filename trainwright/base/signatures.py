@@ -46,11 +46,8 @@ def lacks_return(function: Callable[..., Any]) -> bool:
     False where the text does not decide it: it is not known, a decorator may return something else, or the function
     yields or ends with an exception.
     """
-    try:
-        (definition,) = ast.parse(dedent(inspect.getsource(function))).body
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return False
-    if not isinstance(definition, ast.FunctionDef) or isinstance(definition.body[-1], ast.Raise):
+    definition = _definition_of(function)
+    if definition is None or isinstance(definition.body[-1], ast.Raise):
         return False
     nodes = [node for line in definition.body for node in ast.walk(line)]
     computes, gives = (
@@ -58,6 +55,27 @@ def lacks_return(function: Callable[..., Any]) -> bool:
         for kinds in ((ast.Call, ast.Dict), (ast.Return, ast.Yield, ast.YieldFrom))
     )
     return computes and not gives and not hasattr(function, "__wrapped__")
+
+
+def leaves_unread(function: Callable[..., Any], attribute: str) -> bool:
+    """Whether the text of a function uses its first argument only for other attributes than this one."""
+    definition = _definition_of(function)
+    arguments = [] if definition is None else definition.args.args[inspect.ismethod(function) :]
+    if definition is None or not arguments:
+        return False
+    nodes = [*ast.walk(definition)]
+    others = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr != attribute}
+    used = (node for node in nodes if isinstance(node, ast.Name) and node.id == arguments[0].arg)
+    return all(id(node) in others for node in used)
+
+
+def _definition_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
+    """The text of a function, parsed; None if it is not known."""
+    try:
+        (definition,) = ast.parse(dedent(inspect.getsource(function))).body
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+    return definition if isinstance(definition, ast.FunctionDef) else None
 
 
 def warn_of_no_results(function: Callable[..., Any], name: str) -> None:

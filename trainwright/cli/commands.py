@@ -9,14 +9,14 @@ GROUPS = {
     "train": {
         "new": "a new project that trains at once",
         "train": "train from a configuration file; --resume continues a run",
-        "launch": "run a command or a script in several processes, or on a cluster",
+        "launch": "run a command or a script in several processes, on one or several hosts",
     },
     "use a trained model": {
         "eval": "evaluate a checkpoint; metrics and predictions to files",
         "predict": "predictions for files: images, texts, recordings",
     },
     "prepare": {
-        "check": "try a configuration out: can it learn, are the data right",
+        "check": "check a configuration in seconds: can it learn, are the data right",
         "find": "a learning rate, or the largest batch that fits into the memory",
         "estimate": "memory and traffic of a run, and the layouts that fit",
         "config": "show a configuration, compare two, JSON schema for editors",

@@ -473,7 +473,7 @@ class TrainingConfig(OtherNames):
         False, "device", "Compile each repeated block of the model by itself.",
         place="train.compile_blocks", copy=False,
     )
-    distributed: bool = setting(False, "device", "Train in the processes of `accelerate launch`.")
+    distributed: bool = setting(False, "device", "Without effect: the processes are those that the launcher started.")
     data_parallel_size: types.Count | None = setting(
         None, "device", "Processes that share each batch. None: as many as the other sizes leave.",
         place="train.dist.data_parallel_size",
@@ -669,7 +669,8 @@ _EVALUATION = (
         "Whether eval_metric should be large or small."),
 )
 _DIST = (
-    Key("data_parallel_size", 1),
+    Key("data_parallel_size", 1, None,
+        "Processes that share each batch. 1 and None: as many as the other sizes leave."),
     Key("elastic", False, None, "A resume on another number of processes keeps the samples per update."),
     Key("pipeline_num_layers", None, types.Count | None, "The number of layers of the model. None: it is counted.",
         resumed=""),
@@ -692,8 +693,8 @@ _TRAIN = (
     Key("train_iter", 10000, types.CountOrZero,
         "The number of iterations. Where train_epoch is set too, the longer counts.",
         dev_run=lambda number: number, changed="train"),
-    Key("train_epoch", 0, types.NotNegative, "Passes over the training data; goes before the default of train_iter.",
-        dev_run=0, changed="train"),
+    Key("train_epoch", 0, types.NotNegative,
+        "Passes over the training data; it has priority over the default of train_iter.", dev_run=0, changed="train"),
     Key("iter_per_epoch", ABSENT, types.Count | None, "Iterations of an epoch, for data of unknown length."),
     Key("limit_train_batches", None),
     Key("limit_eval_batches", None, dev_run=lambda number: number, changed="train"),
@@ -742,14 +743,16 @@ _TRAIN = (
     Key("load_best_model_at_end", False, None,
         "At the end load the best weights by eval_metric; train() returns their results.", copy=False,
         changed="train"),
-    Key("input_placement_device", None, _Device, "As dist.device_type, which goes before it.", resumed=""),
+    Key("input_placement_device", None, _Device, "As dist.device_type, which has priority over it.", resumed=""),
     Key("dist", keys=_DIST),
-    Key("seed", 1234, types.Count),
+    Key("seed", 1234, types.Seed, "The seed of weights, shuffling, augmentation and dropout."),
     Key("samples", ABSENT, types.CountOrZero | None, "Written by a run.", resumed=""),
     Key("resume", ABSENT, bool, "Continue from the latest checkpoint. Set by --resume.", resumed=""),
     Key("warmup_iter", ABSENT, types.CountOrZero | None, "Written by a run.", resumed=""),
     # Aliases, which are resolved before the check.
-    *(Key(name, ABSENT, types.Anything) for name in ("eval_period", "topk", "recompute_grad")),
+    Key("eval_period", ABSENT, types.Anything, "Alias of evaluation.eval_period."),
+    Key("topk", ABSENT, types.Anything, "Alias of evaluation.evaluator.topk."),
+    Key("recompute_grad", ABSENT, types.Anything, "Alias of activation_checkpoint."),
 )
 _GRAPH = (
     Key("enabled", False, copy=False),

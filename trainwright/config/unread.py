@@ -69,6 +69,31 @@ def warn_of_names(cfg: DictConfig, file: str) -> None:
         if (is_yaml or key or is_call) and not is_referenced(cfg, name):
             hint = _of_yaml(name, key, of_model) if is_yaml else _of_key(key)
             logger.warning("%s, line %d: nothing reads %s. %s", file, line, name, hint)
+    for path, line in {} if is_yaml else _set_elsewhere(Path(file)).items():
+        name, section, key = path.split(".", 2)
+        is_known = name not in cfg or has_own_code or is_referenced(cfg, name)
+        if not is_known and str(value_at(cfg, path)) != str(value_at(cfg, f"{section}.{key}")):
+            hint = f"Write {section}.{key} = ..., after {section} = {name}.{section}."
+            logger.warning("%s, line %d: nothing reads %s. %s", file, line, path, hint)
+
+
+def _set_elsewhere(file: Path) -> dict[str, int]:
+    """The keys that a config file sets in sections of its variables, such as cfg.train.seed, and never reads."""
+    nodes = list(ast.walk(ast.parse(file.read_bytes())))
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    inside = {id(node.value) for node in attributes}
+    read = {f"{ast.unparse(node)}." for node in nodes if _is_read(node) and id(node) not in inside}
+    found = dict[str, int]()
+    for node in attributes:
+        name, section, *keys = (path := ast.unparse(node)).split(".")
+        is_set = isinstance(node.ctx, ast.Store) and name not in SECTIONS and section in SECTIONS and keys
+        if is_set and not any(one.startswith(f"{path}.") or f"{path}.".startswith(one) for one in read):
+            found[path] = node.lineno
+    return found
+
+
+def _is_read(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
 
 
 def _of_key(key: str) -> str:

@@ -1,7 +1,7 @@
 """The methods of a user's DefaultTrainer: whether they take what they are called with, and return a part."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import getattr_static, isfunction
 from typing import Any
 
@@ -78,7 +78,26 @@ def evaluator_part(overrides: Overrides, evaluator: Any) -> Any:
     return evaluator_of(evaluator, f"{overrides.kind}.build_evaluator")
 
 
+def schedule_part(overrides: Overrides, schedule: Any, *, several: bool) -> None:
+    """Check a schedule, or with ``several`` optimizers a dict of them by name; None: the rates stay as they are."""
+    is_dict = isinstance(schedule, Mapping)
+    is_right = schedule is None or (hasattr(schedule, "step") and not isinstance(schedule, type)) or (several and is_dict)
+    must = "a schedule of the optimizer" + ("s by name, in a dict" if several else "")
+    must += "; return the one in 'scheduler'" if is_dict and "scheduler" in schedule else ""  # as in Lightning
+    part(overrides, "build_lr_scheduler", schedule, is_right=is_right, must=must)
+
+
 def warn_of_none(overrides: Overrides, method: str, result: Any, effect: str) -> None:
     """Warn of a part that may be None, where a return statement seems to be missing."""
     if result is None and overrides.lacks_return(method):
         logger.warning("%s.%s returned None, so %s. Is its return statement missing?", overrides.kind, method, effect)
+
+
+def warn_of_unread(overrides: Overrides, method: str, section: str, given: Sequence[str]) -> None:
+    """Warn of ``given`` overrides of a section of the configuration that a method of the user's does not read."""
+    values = [one.lstrip("+") for one in given if not one.startswith("~")]
+    if values and overrides.leaves_unread(method, section):
+        logger.warning(
+            "%s has no effect: %s.%s does not read cfg.%s. Use cfg.%s in it.",
+            ", ".join(values), overrides.kind, method, section, values[0].partition("=")[0],
+        )  # fmt: skip

@@ -21,7 +21,7 @@ from trainwright.checkpoint.folder import numbered_name
 from trainwright.config import foreign_names
 from trainwright.config.config_file.checks import validate
 from trainwright.config.lazy.lazy_config import try_get_key
-from trainwright.config.lazy.provenance import value_at
+from trainwright.config.lazy.provenance import overrides_of, value_at
 from trainwright.config.lazy.serialization import is_referenced, to_plain
 from trainwright.config.secrets import remember_secrets, without_secrets
 from trainwright.config.spec import spec_of_cfg
@@ -34,7 +34,9 @@ from trainwright.config_trainer.own_methods import (
     evaluator_part,
     loaders_part,
     part,
+    schedule_part,
     warn_of_none,
+    warn_of_unread,
 )
 from trainwright.data.loaders import set_position as set_loader_position
 from trainwright.data.sampler import CyclicSampler
@@ -180,8 +182,11 @@ class ConfigRun(Run):
         if isinstance(built, tuple | list):  # with schedules, as in Lightning
             must += "; build_lr_scheduler, or train.scheduler, makes the schedule"
         part(self.overrides, "build_optimizer", built, is_right=is_right, must=must)
+        if not (trainer.is_copy or self.overrides.has("build_lr_scheduler") or is_referenced(self.given, "optim")):
+            warn_of_unread(self.overrides, "build_optimizer", "optim", overrides_of(value_at(self.given, "optim")))
         self.optimizer = NamedOptimizers(built) if isinstance(built, Mapping) else built
         schedule = trainer.build_lr_scheduler(cfg, self.optimizer)
+        schedule_part(self.overrides, schedule, several=isinstance(self.optimizer, NamedOptimizers))
         warn_of_none(self.overrides, "build_lr_scheduler", schedule, "the learning rate stays as it is")
         several = isinstance(schedule, Mapping)
         self.lr_scheduler, self.lr_schedulers = (None, dict(schedule)) if several else (schedule, {})
@@ -373,6 +378,10 @@ class ConfigRun(Run):
             self.device if input_placement_device is None else input_placement_device,
             getattr(self.batches.loader, "mixup_func", None) if mixup_func is None else mixup_func,
         )
+        if not isinstance(made, Mapping) and self.overrides.has("get_batch"):
+            may_be = hasattr(made, "keys") or self.overrides.has("train_step", "run_step", "train")
+            may_be |= self.stepper is not self.built_stepper
+            part(self.overrides, "get_batch", made, is_right=may_be, must="a dict with the arguments of the model")
         return made
 
     def prepare_eval(self, batch: Any) -> Any:

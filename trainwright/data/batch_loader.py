@@ -475,6 +475,11 @@ class Rounds:
         for indices in self.batch_sampler:
             placed = indices
             if not isinstance(indices, SampleIndices):
+                if not isinstance(indices, Iterable) or getattr(indices, "ndim", 1) == 0:
+                    raise ConfigTypeError(
+                        f"{type(self.batch_sampler).__name__} yields single indices; the loader takes a sampler that"
+                        " yields lists of them: torch.utils.data.BatchSampler(sampler, batch_size, drop_last=True)."
+                    )
                 placed = SampleIndices(indices, epoch=epoch, position=position, epoch_length=None)
                 position += len(placed)
             yield placed

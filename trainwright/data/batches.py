@@ -355,10 +355,10 @@ class Batches(Iterator[Any]):
                 yield islice(batches, None)  # a generator of the user's has a close(), and others may go on with it
                 has_batches = self.done > before or dropped > 0
                 if not (has_batches or had_batches):  # one iteration has none behind the last batch of a pass
-                    raise ConfigError(
-                        f"The data loader {type(loader).__name__} gave no batch: its dataset is empty, or smaller than"
-                        " a batch and drop_last is True."
-                    )
+                    why = "its dataset is empty, or smaller than a batch and drop_last is True"
+                    if self.done and isinstance(loader, Iterator):
+                        why = "it can be read once. Give a DataLoader, or an object whose __iter__ begins a new pass"
+                    raise ConfigError(f"The data loader {type(loader).__name__} gave no batch: {why}.")
             else:
                 # A positioned loader may be behind the last batch of a pass.
                 yield islice(chain(batches, _opened_later(loader)) if is_positioned else batches, length - skipped)

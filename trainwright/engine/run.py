@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, SequentialSampler
 
 from trainwright.base.batch import named_tensors
 from trainwright.base.dist import broadcast_object, get_data_parallel_size, get_world_size, is_main_process
@@ -22,7 +22,7 @@ from trainwright.base.lazy_names import ring
 from trainwright.base.signatures import warn_of_no_results
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.spec import RunSpec
-from trainwright.data.batch_loader import BatchLoader
+from trainwright.data.batch_loader import BatchLoader, Rounds
 from trainwright.data.batches import Batches, source_of
 from trainwright.data.same_samples import check_same_samples
 from trainwright.data.seeding import kept_generators
@@ -427,6 +427,10 @@ class Run:
             if number or streams[name]
         ]
         note = left_out.removeprefix("; ") if unit else f"samples{left_out}"
+        order = getattr(source_of(self.batches.loader), "batch_sampler", None)
+        order = order.batch_sampler if isinstance(order, Rounds) else order
+        if self.batches.length != 1 and isinstance(getattr(order, "sampler", None), SequentialSampler):
+            note = f"{note}; each epoch in the same order: shuffle=False".removeprefix("; ")
         return ", ".join(parts) + (f" ({note})" if note else "") if parts else None
 
     def record(self) -> dict[str, Any]:

@@ -60,6 +60,13 @@ def run_hooks(run: Run) -> list[HookBase | None]:
             f"{run.overrides.kind}.build_hooks returned {type(hooks).__name__}; it must return a list of hooks, for"
             " example [*super().build_hooks(), MyHook()]."
         )
+    is_own = run.overrides.has("build_hooks") and not (run.trainer.is_copy or run.overrides.has("train"))
+    if is_own and any(hooks) and not any(map(_is_of_library, hooks)):
+        logger.warning(
+            "%s.build_hooks returned none of the library's hooks, which save, evaluate, log and set the learning rate."
+            " Write [*super().build_hooks(), %s()] to have these, too.",
+            run.overrides.kind, next(type(hook).__name__ for hook in hooks if hook),
+        )  # fmt: skip
     return [
         None if precision is None else Float32MatmulPrecision(precision),
         deterministic_hook(spec.deterministic),
@@ -77,6 +84,12 @@ def run_hooks(run: Run) -> list[HookBase | None]:
         RunSummary(spec.output_dir, lambda: me.next_commands()),
         Interruptions(run.checkpointer, save, resume=resume, max_time_s=lambda: max_time_of(me.spec)),
     ]
+
+
+def _is_of_library(hook: HookBase | None) -> bool:
+    """Whether a hook is one of the library's, or of a class that is derived from one."""
+    kinds = type(hook).__mro__
+    return any(one.__module__.startswith("trainwright.") and one is not HookBase for one in kinds)
 
 
 def with_parts(hooks: Sequence[HookBase | None], own: Sequence[HookBase]) -> list[HookBase | None]:

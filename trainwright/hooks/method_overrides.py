@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from trainwright.base.errors import ConfigTypeError
-from trainwright.base.signatures import lacks_return, read_signature, shown_arguments
+from trainwright.base.signatures import lacks_return, leaves_unread, read_signature, shown_arguments
 from trainwright.config import foreign_names
 
 logger = logging.getLogger("trainwright.hooks")
@@ -256,6 +256,10 @@ class Overrides:
     def lacks_return(self, name: str) -> bool:
         """Whether a method of the user's :func:`has no return <trainwright.base.signatures.lacks_return>`."""
         return self.has(name) and lacks_return(getattr(type(self._owner()), name))
+
+    def leaves_unread(self, name: str, section: str) -> bool:
+        """Whether a method of the user's reads other sections of its first argument, a configuration, than this one."""
+        return self.has(name) and leaves_unread(getattr(self._owner(), name), section)
 
     @property
     def kind(self) -> str:

@@ -92,15 +92,18 @@ class FiniteCheck(HookBase):
         self._last_bad = -2
         self._has_warned_of_mode = self._has_looked_for_gradients = False
         self._always_trainable: set[int] = set()
+        self._trainable_before: set[int] = set()
+        self._unchanged: dict[int, tuple[float, int]] = {}  # parameters that no optimizer holds: a sum, and since when
         self._num_spikes = 0
         self._without_targets: set[int] = set()  # the iterations that are left out
 
     def before_train(self) -> None:
         self._next = self.trainer.start_iter
         model = getattr(self.trainer, "model", None)
-        trainable = () if model is None or self._has_looked_for_gradients else model.parameters()
+        trainable = () if model is None else model.parameters()
+        self._trainable_before = {id(parameter) for parameter in trainable if parameter.requires_grad}
         # One that is unfrozen later may have had no update when they are looked at.
-        self._always_trainable = {id(parameter) for parameter in trainable if parameter.requires_grad}
+        self._always_trainable = set() if self._has_looked_for_gradients else {*self._trainable_before}
 
     def after_step(self) -> None:
         if self._is_due(self.trainer) or self.trainer.iter + 1 == self.trainer.max_iter:
@@ -108,6 +111,7 @@ class FiniteCheck(HookBase):
             self._find_spikes()
             self._check_metrics()
             self._check_mode()
+            self._check_unfrozen()
             self._check_gradients()
 
     def before_save(self) -> None:
@@ -260,6 +264,27 @@ class FiniteCheck(HookBase):
             " Call model.train() before the training, and after every model.eval() of your own.",
             self.trainer.iter + 1, type(model).__name__,
         )  # fmt: skip
+
+    def _check_unfrozen(self) -> None:
+        """Warn of parameters that need gradients only since a later iteration, and that nothing changes."""
+        model, optimizer = getattr(self.trainer, "model", None), getattr(self.trainer, "optimizer", None)
+        if model is None or optimizer is None or current_mesh() is not None:
+            return
+        trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        late = {n: p for n, p in trainable.items() if id(p) not in self._trainable_before}
+        held = {id(parameter) for parameter in parameters_of(optimizer)} if late else set[int]()
+        late = {n: p for n, p in late.items() if id(p) not in held}
+        sums = {name: float(p.detach().double().sum()) for name, p in late.items()}
+        before, number = self._unchanged, self.trainer.iter + 1
+        since = {n: before[id(p)][1] if before.get(id(p), (None,))[0] == sums[n] else number for n, p in late.items()}
+        self._unchanged = {id(p): (sums[name], since[name]) for name, p in late.items()}
+        if names := [name for name, first in since.items() if number - first >= _MANY_ITERATIONS]:
+            self._trainable_before |= self._unchanged.keys()
+            logger.warning(
+                "After iteration %d: %s trainable since a later iteration than the first, and no optimizer changes %s."
+                " The setting unfreeze trains frozen layers later; new layers belong in __init__ of the model.",
+                number, _listed(names), "it" if len(names) == 1 else "them",
+            )  # fmt: skip
 
     def _check_gradients(self) -> None:
         number, is_last = self.trainer.iter + 1, self.trainer.iter + 1 == self.trainer.max_iter

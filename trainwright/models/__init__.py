@@ -1,4 +1,4 @@
-"""Models: the contract that the Trainer leans on, and small reference models for the tasks that the documents name."""
+"""Models: the interface that the Trainer uses, and small reference models for each task."""
 
 from typing import TYPE_CHECKING
 

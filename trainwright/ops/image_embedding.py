@@ -16,7 +16,7 @@ from trainwright.models.eval_mode import evaluation_mode
 from trainwright.ops.operator import NNOperator
 
 
-class timm:  # noqa: N801  # the documents' spelling: ops.image_embedding.timm(...)
+class timm:  # noqa: N801  # Towhee's spelling: ops.image_embedding.timm(...)
     """Description of an operator around a timm image model; ``get_op()`` builds it.
 
     Args:

@@ -1,1 +1,1 @@
-"""The tasks that the documents name: data sets, preprocessors, collators, reference models, metrics handlers."""
+"""Tasks of texts, images and recordings: data sets, preprocessors, collators, reference models, metrics handlers."""

@@ -81,11 +81,11 @@ def test_what_is_written_in_the_wrong_place_is_told_the_right_one():
 
 def test_an_override_is_blamed_for_what_it_touched():
     cfg = whole()
-    overrides = ["train.seed=0", "train.eval_period=0", "+model={widht:1}", "train.dist={device_type:7}"]
+    overrides = ["train.seed=-1", "train.eval_period=0", "+model={widht:1}", "train.dist={device_type:7}"]
     overrides += ["dataloader.test.0.num_workerss=2", "train.model_checkpoint.every_n_epoch=3"]  # makes a section
     LazyConfig.apply_overrides(cfg, overrides)
     text = str(fault(complete(cfg), source="configs/c.py"))
-    assert "train.seed (set by an override on the command line: 'train.seed=0')" in text
+    assert "train.seed (set by an override on the command line: 'train.seed=-1')" in text
     assert "train.evaluation.eval_period (set by an override on the command line: 'train.eval_period=0')" in text
     for override in overrides:
         assert f"set by an override on the command line: {override!r}" in text

@@ -28,7 +28,7 @@ def test_keys_that_the_documents_readers_use_are_accepted():
         ("train.eval_mode", "max", ConfigKeyError, "Did you mean 'train.evaluation.eval_mode'"),
         ("train.dist.tensor_paralel_size", 1, ConfigKeyError, "Did you mean 'tensor_parallel_size'"),
         ("graph.enable", True, ConfigKeyError, "Did you mean 'enabled'"),
-        ("train.seed", 0, ConfigError, r"got 0 \(int\); it must be a whole number >= 1"),
+        ("train.seed", -1, ConfigError, r"got -1 \(int\); it must be a whole number in \[0, 2\*\*63\)"),
         ("train.seed", "abc", ConfigTypeError, r"got 'abc' \(str\)"),
         ("train.seed", 1.5, ConfigTypeError, "float"),
         ("train.seed", True, ConfigTypeError, "bool"),

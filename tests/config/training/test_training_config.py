@@ -59,7 +59,7 @@ def test_what_a_setting_holds_is_not_changed_in_place() -> None:
     ):
         with pytest.raises(ConfigTypeError, match="assign a new one"):
             change()
-    config.early_stopping = {**config.early_stopping, "patience": 2}
+    config.early_stopping = {"patience": 2}
     assert config.early_stopping["patience"] == 2
     assert config.optimizer["betas"] == [0.8, 0.9]
 

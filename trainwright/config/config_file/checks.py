@@ -5,7 +5,7 @@ import functools
 import logging
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,10 +84,19 @@ def validate(cfg: DictConfig, *, source: str | None = None) -> None:
     if not faults:
         return
     source = source or origin_of(cfg)
-    lines = [_line(cfg, fault, source) for fault in faults]
+    lines = [_line(cfg, fault, source) for fault in _with_reasons_once(faults)]
     if len(lines) == 1:
         raise error_of(faults, lines[0])
     raise error_of(faults, "\n  ".join([f"{len(lines)} faults in the configuration:", *lines]))
+
+
+def _with_reasons_once(faults: Iterable[Fault]) -> Iterator[Fault]:
+    """The faults; the long reason that several refused targets share is that of the first one only."""
+    told = set[str]()
+    for fault in faults:
+        what, _, why = fault.text.partition(" is refused: ")
+        yield replace(fault, text=f"{what} is refused, as above.") if why in told else fault
+        told |= {why} - {""}
 
 
 def _line(cfg: DictConfig, fault: Fault, source: str | None) -> str:
@@ -106,9 +115,11 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
     own = [name for name in children if name not in SECTIONS]
     for name in _REQUIRED:
         node = children.get(name)
-        misplaced = [
-            one for one in own if isinstance(children[one], DictConfig) and name in raw_children(children[one])
-        ]
+        misplaced = {
+            one: [other for other in SECTIONS if other in has and other != name]
+            for one in own
+            if isinstance(children[one], DictConfig) and name in (has := raw_children(children[one]))
+        }
         if node is None or node._is_none() or (misplaced and overrides_of(node)):  # an override made it
             near = difflib.get_close_matches(name, own, n=1)
             if near:
@@ -132,10 +143,12 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
     yield from _loader_faults(cfg)
 
 
-def _missing_section(name: str, misplaced: Sequence[str], *, is_script: bool) -> str:
+def _missing_section(name: str, misplaced: Mapping[str, Sequence[str]], *, is_script: bool) -> str:
+    """``misplaced``: variables that have this section, with their other sections."""
     text = f"this section is missing. A run needs {' and '.join(_REQUIRED)}."
-    for other in misplaced:
-        text += f" The variable {other!r} is not read: write {name} = ... instead of {other}.{name}."
+    for other, sections in misplaced.items():
+        also = f" Its {', '.join(sections)} are not read either." if sections else ""
+        text += f" The variable {other!r} is not read: write {name} = ... instead of {other}.{name}.{also}"
     if is_script:
         text += (
             " (A script of the Python API is not a config file: Python runs it, or trainwright launch on several"

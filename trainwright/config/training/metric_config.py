@@ -15,7 +15,7 @@ class ReadOnlyDict(dict[str, Any]):
     """A read-only dict. A copy is a plain dict."""
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        example = "early_stopping = {**config.early_stopping, 'patience': 2}"
+        example = "early_stopping = {'patience': 2}"
         raise ConfigTypeError(_READ_ONLY.format("dict", example))
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
