@@ -227,7 +227,9 @@ class PassesOn(DefaultTrainer):
         return super().build_optimizer(cfg, model)
 
 
-@pytest.mark.parametrize(("mine", "reads"), [(ReadsNothing, False), (ReadsRate, True), (Static, True), (PassesOn, True)])
+@pytest.mark.parametrize(
+    ("mine", "reads"), [(ReadsNothing, False), (ReadsRate, True), (Static, True), (PassesOn, True)]
+)
 def test_an_override_of_a_section_that_a_method_does_not_read_is_a_warning(
     mine: type[DefaultTrainer], reads: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -112,7 +112,7 @@ def test_a_loader_that_ends_early_or_is_empty_is_an_error() -> None:
         list(Batches([1, 2], length=3))
     with pytest.raises(ConfigError, match="DataLoader gave no batch"):
         next(Batches(DataLoader(TensorDataset(torch.arange(3)), batch_size=4, drop_last=True)))
-    with pytest.raises(ConfigError, match="generator gave no batch: it can be read once. Give a DataLoader"):
+    with pytest.raises(ConfigError, match=r"generator gave no batch: it can be read once\. Give a DataLoader"):
         list(Batches(number for number in range(2)))
 
 

@@ -315,7 +315,8 @@ def test_a_layer_that_is_trainable_later_and_that_no_optimizer_changes_is_one_wa
         settings = {"eval_strategy": "no", "save_enabled": False, "progress_bar": False, "device": "cpu"}
         settings |= {"batch_size": 1, "num_epochs": 1, "logging_steps": 2}
         sgd = torch.optim.SGD(model.last.parameters(), lr=0.01)
-        trainer: Any = Trainer(model, TrainingConfig(output_dir=tmp_path, **settings), data, optimizer=sgd)
+        parts = {"optimizer": sgd, "lr_scheduler": torch.optim.lr_scheduler.ConstantLR(sgd, factor=1.0)}
+        trainer: Any = Trainer(model, TrainingConfig(output_dir=tmp_path, **settings), data, **parts)
     else:
         cfg = file_config(tmp_path, lambda: model, lambda: data, train_iter=32, train_micro_batch_size=1, log_period=2)
         cfg.optim = LazyCall(torch.optim.SGD)(params={}, lr=0.01)

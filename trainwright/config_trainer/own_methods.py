@@ -81,7 +81,9 @@ def evaluator_part(overrides: Overrides, evaluator: Any) -> Any:
 def schedule_part(overrides: Overrides, schedule: Any, *, several: bool) -> None:
     """Check a schedule, or with ``several`` optimizers a dict of them by name; None: the rates stay as they are."""
     is_dict = isinstance(schedule, Mapping)
-    is_right = schedule is None or (hasattr(schedule, "step") and not isinstance(schedule, type)) or (several and is_dict)
+    is_right = (
+        schedule is None or (hasattr(schedule, "step") and not isinstance(schedule, type)) or (several and is_dict)
+    )
     must = "a schedule of the optimizer" + ("s by name, in a dict" if several else "")
     must += "; return the one in 'scheduler'" if is_dict and "scheduler" in schedule else ""  # as in Lightning
     part(overrides, "build_lr_scheduler", schedule, is_right=is_right, must=must)
