@@ -55,6 +55,7 @@ class OwnTrainer(DefaultTrainer):
 
     def train_step(self, model: Any, inputs: Any) -> Mapping[str, Any]:
         outputs: dict[str, Any] = dict(super().train_step(model, inputs))
+        self.step()
         return outputs
 
 

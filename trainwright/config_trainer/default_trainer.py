@@ -288,15 +288,13 @@ class DefaultTrainer(RunMethods):
     # Called by a user's own step.
 
     def train_step(self, model: Any, inputs: Any) -> Mapping[str, Any]:
-        """One micro-batch: forward and backward, and at the end of an accumulation window the update.
+        """One micro-batch: forward and backward; returns the outputs to log.
 
-        Returns the outputs to log. An override calls :meth:`backward` and :meth:`step` (see
-        ``docs/custom-training.md``), or this method: then the weights are updated after the override has returned,
-        unless it calls :meth:`step` itself, for example after a change of the gradients.
+        An override also steps: it calls :meth:`backward`, or this method, and then :meth:`step` (see
+        ``docs/custom-training.md``).
         """
+        self.run.own_step.see_base()
         outputs: Mapping[str, Any] = self._trainer.train_micro_batch(model, inputs)
-        if self.run.step is not None:
-            self.run.own_step.leave_update(self.run.step)
         return outputs
 
     # Implementation.

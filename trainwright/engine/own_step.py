@@ -166,24 +166,10 @@ class OwnStep(HookBase):
         if self._first is not None:
             step.train = watched
 
-    def leave_update(self, step: "Step") -> None:
-        """Called by the ``train_step`` of the trainer: an override that calls it may leave the update to it.
-
-        It does if no code of the user's class has the name ``step``, and nothing has stepped in the first window.
-        """
-        first, update = self._first, self._run.update
-        if first is None or first.calls_base:
-            return
-        first.calls_base = True
-
-        def finish() -> None:
-            step.finish = None if first.is_over() else update.finish
-            if step.finish is not None:
-                update.check_step()
-                step.finish()
-
-        if step.finish is None and not self._run.overrides.uses("step"):
-            step.finish = finish
+    def see_base(self) -> None:
+        """Called by the ``train_step`` of a ``DefaultTrainer``, which makes no step: an override that calls it does."""
+        if self._first is not None:
+            self._first.calls_base = True
 
     # Hook methods.
 
@@ -358,7 +344,7 @@ class _FirstWindow:
         self._num_without_step = self._checksum = 0
         self._has_any_step = self._has_unused_graph = False
         self.has_decided = False  # whether to warn of a step that steps no optimizer
-        self.calls_base = False  # the train_step of the trainer, which makes the backward pass
+        self.calls_base = False  # the train_step of a DefaultTrainer, which makes no step
         self._has_early_step = has_early_step  # within an accumulation window
         self._is_loop = is_loop  # which reads batches itself: it may accumulate those of many iterations
         run.update.has_differentiated = run.update.has_finished = False
@@ -394,6 +380,8 @@ class _FirstWindow:
             self._warn_of_no_step()
 
     def _patience(self) -> int:
+        if self.calls_base and not self._run.overrides.uses("step"):
+            return 2
         few = _MANY_WITH_GRADIENTS if self._is_used() else _MANY_WITHOUT_STEP
         return _MANY_OF_LOOP if self._is_loop else few
 
