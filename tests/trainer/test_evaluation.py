@@ -15,11 +15,11 @@ from tests.toys import Stream, file_config, quiet
 from tests.trainer.conftest import events_in
 from tests.trainer.contracts import INPUTS, LABELS, NAMED, PAIRS, Net, ReturnsLosses, config, make
 from tests.trainer.test_trainer_overrides import OwnEvaluateStep, OwnEvaluationStep
-from trainwright import DefaultTrainer, Trainer, TrainingConfig, get_event_storage
+from trainwright import DefaultTrainer, LazyCall, Trainer, TrainingConfig, get_event_storage
 from trainwright.base.dist import get_rank, get_world_size
 from trainwright.base.errors import ConfigError
 from trainwright.data import ColumnDataset
-from trainwright.evaluation import EvaluationError
+from trainwright.evaluation import EvaluationError, TorchMetricsHandler
 from trainwright.hooks import Callback
 
 
@@ -259,6 +259,53 @@ def test_labels_that_evaluation_step_returns_are_used_first(tmp_path: Path) -> N
         trainer = Own(make(Net), config(tmp_path, metrics=["Accuracy"], eval_strategy="no"), PAIRS)
         expected = (trainer.model.eval()(INPUTS).argmax(1) == 2 - LABELS).float().mean().item()
         assert trainer.evaluate(data)["accuracy"] == pytest.approx(expected)
+
+
+class ReturnsLabels(nn.Module):
+    """Of two tokens for each sample, beside its scores: ``labels``, by the name of what they are."""
+
+    def __init__(self, labels: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.labels = nn.Linear(3, 3), labels
+
+    def forward(self, x: Tensor, labels: Tensor | None = None) -> Any:
+        scores = self.layer(x.unflatten(1, (2, 3))).flatten(0, 1)
+        found: Any = scores.argmax(1)
+        if self.labels == "flat":
+            assert labels is not None
+            found = labels.flatten()
+        elif self.labels == "of the batch":
+            scores, found = scores.unflatten(0, (-1, 2)).transpose(1, 2), labels
+        elif self.labels == "predicted":
+            scores, found = scores.unflatten(0, (-1, 2)).transpose(1, 2), scores.argmax(1).unflatten(0, (-1, 2))
+        return {"loss": scores.mean(), "logits": scores, "labels": found}
+
+
+@pytest.mark.parametrize("api", ["Python", "files"])
+@pytest.mark.parametrize("kind", ["predicted", "flat", "of the batch", "of a batch without"])
+def test_labels_that_a_model_returns_do_not_replace_those_of_the_batch(
+    api: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    labels = torch.arange(100).view(50, 2) % 3
+    model, given = (
+        ReturnsLabels(kind),
+        {"x": INPUTS} if kind == "of a batch without" else {"x": INPUTS, "labels": labels},
+    )
+    data = ColumnDataset(**given)
+    if api == "Python":
+        found = Trainer(model, config(tmp_path, metrics=["Accuracy"]), data).evaluate(data)["accuracy"]
+    else:
+        cfg = file_config(tmp_path, LazyCall(ReturnsLabels)(labels=kind), lambda: data, lambda: data, train_iter=1)
+        cfg.train.evaluation.evaluator = LazyCall(TorchMetricsHandler)(metrics=["Accuracy"])
+        trainer = DefaultTrainer(cfg)
+        model = trainer.model
+        found = trainer.test(trainer.cfg, trainer.test_loader, trainer.model)["accuracy"]
+    right = model.layer(INPUTS.unflatten(1, (2, 3))).argmax(2) == labels
+    assert found == pytest.approx(1.0 if kind == "of a batch without" else right.float().mean().item())
+    assert caplog.text.count("ReturnsLabels returns 'labels', and metrics read the labels of the batch") == (
+        kind == "predicted"
+    )
 
 
 def test_callbacks_see_loss_and_metric_of_an_evaluation_so_far(tmp_path: Path) -> None:

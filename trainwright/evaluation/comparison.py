@@ -117,6 +117,7 @@ class Comparisons:
         criterion: returns the criterion that computes the loss of a batch; None: the model computes it, or user code.
         label_names: the fields of a batch that are its labels; None: those that the model takes as labels.
         loss_ignores: as of :func:`~trainwright.models.targets.declared_targets`.
+        has_own_outputs: whether a step of the user's own returns the outputs.
     """
 
     def __init__(
@@ -126,21 +127,26 @@ class Comparisons:
         *,
         label_names: Sequence[str] | None = None,
         loss_ignores: LossIgnores = "declared",
+        has_own_outputs: Callable[[], bool] = lambda: False,
     ) -> None:
         self._model, self._criterion = model, criterion
         self._label_names, self._loss_ignores = label_names, loss_ignores
+        self._has_own_outputs, self._is_logged = has_own_outputs, False
         self._is_checked = False  # whether labels are the tokens of a batch
         self._current: Comparison | None = None
 
     def labelled(self, batch: Any, outputs: Mapping[str, Any] | None = None) -> Any:
-        """The batch with its labels where :func:`target_of` finds them: those of the outputs, or of ``label_names``.
+        """The batch with its labels where :func:`target_of` finds them: those of ``label_names``.
 
-        By default those of the fields that ``forward`` takes as labels, if none has one of the usual names.
+        By default those of the fields that ``forward`` takes as labels, if none has one of the usual names. An output
+        ``labels`` of a step of the user's own precedes them; that of a model has the labels of a batch without any.
 
         Raises:
             ConfigError: there is no field of such a name.
         """
         labels = (outputs or {}).get("labels")
+        if labels is not None and self._are_of_batch(labels, batch):
+            labels = None
         if labels is None and isinstance(batch, Mapping):
             if absent := [name for name in self._label_names or () if name not in batch]:
                 raise ConfigError(
@@ -152,6 +158,24 @@ class Comparisons:
         if labels is None:
             return batch
         return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch, labels)
+
+    def _are_of_batch(self, labels: Any, batch: Any) -> bool:
+        """Whether the labels of the batch count in place of an output of the model, perhaps its prediction.
+
+        It may return those of the batch in another shape, that of its scores.
+        """
+        names = label_fields(self._model(), batch, self._label_names)
+        own = batch[names[0]] if names else target_of(batch)
+        if own is None or _has_same_memory(labels, own) or self._has_own_outputs():
+            return False
+        if not self._is_logged:
+            self._is_logged = True
+            logger.warning(
+                "%s returns 'labels', and metrics read the labels of the batch. Give the output another name; if it has"
+                " the labels to compare with, return it from evaluation_step(batch) of the Trainer.",
+                type(self._model()).__name__,
+            )
+        return True
 
     def forget(self) -> None:
         """Another evaluation begins, perhaps of other data."""
@@ -185,6 +209,12 @@ class Comparisons:
                 " %s predicts the next token, declare it: %s.loss_type = 'ForCausalLM'.",
                 *[type(model).__name__] * 2,
             )
+
+
+def _has_same_memory(one: Any, other: Any) -> bool:
+    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
+        return one is other
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def find_comparison(

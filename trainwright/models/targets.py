@@ -144,8 +144,8 @@ def loss_type_of(model: nn.Module) -> str | None:
     """The name that transformers gives to the loss that a model computes; None: it says nothing."""
     model = unwrap(model)
     kind = getattr(model, "loss_type", None)
-    if isinstance(kind, str):
-        return kind
+    if isinstance(kind, str):  # which may mean something else in a model of the user's own
+        return kind if kind.endswith(tuple(_BY_LOSS_TYPE)) else None
     # Older classes of transformers, and adapters around them, compute the loss of the next tokens without saying so.
     names = [
         one.__name__
@@ -158,8 +158,8 @@ def loss_type_of(model: nn.Module) -> str | None:
 
 
 def _targets_of_type(model: nn.Module, loss_type: str) -> Targets | None:
-    name = next((name for name in _BY_LOSS_TYPE if loss_type.endswith(name)), None)
-    targets, config = Targets() if name is None else _BY_LOSS_TYPE[name], getattr(unwrap(model), "config", None)
+    name = next(name for name in _BY_LOSS_TYPE if loss_type.endswith(name))
+    targets, config = _BY_LOSS_TYPE[name], getattr(unwrap(model), "config", None)
     if targets is _NEXT_TOKENS and getattr(config, "is_encoder_decoder", False):
         return Targets()  # the decoder's input is shifted already
     if name == "ForSemanticSegmentation":

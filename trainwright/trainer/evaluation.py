@@ -73,6 +73,7 @@ class Evaluation:
             lambda batch: own.declared_criterion(used_loss(getattr(own.model, "compute_loss", None), batch)),
             label_names=run.spec.label_names,
             loss_ignores=run.spec.loss_ignores,
+            has_own_outputs=lambda: own.overrides.has("evaluation_step"),
         )
 
     # Data.

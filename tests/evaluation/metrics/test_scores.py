@@ -183,6 +183,17 @@ def test_scores_near_labels_of_a_squared_loss_are_compared_as_probabilities(tmp_
     assert trainer.evaluate()["accuracy"] == pytest.approx(((scores > 0.5) == labels.bool()).double().mean().item())
 
 
+class Focal(Scores):
+    loss_type = "focal"  # of its own, and no name of transformers
+
+
+def test_a_loss_type_of_the_users_own_declares_nothing(tmp_path: Path) -> None:
+    scores, labels = LOGITS["Multilabel"].sigmoid(), TARGETS["Multilabel"].float()
+    data = [{"x": row, "labels": label} for row, label in zip(scores, labels, strict=True)]
+    trainer = Trainer(Focal(by_own_loss), quiet(tmp_path, metrics=["F1Score"], save_enabled=False), data, data)
+    assert trainer.evaluate()["f1_score"] == pytest.approx(sk.f1_score(labels, scores > 0.5, average="macro"))
+
+
 def test_a_run_without_a_declaration_ends_with_the_first_batch_that_needs_it(tmp_path: Path) -> None:
     scores, labels = LOGITS["Multilabel"][8:], TARGETS["Multilabel"][8:].float()
     data = [{"x": row, "labels": label} for row, label in zip(scores, labels, strict=True)]
