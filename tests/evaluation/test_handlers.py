@@ -2,15 +2,19 @@
 
 import logging
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 import sklearn.metrics as sk
 import torch
 
+from tests.toys import Classifier, file_config, points, quiet
+from trainwright import DefaultTrainer, LazyCall, Trainer
 from trainwright.base.errors import ConfigError
 from trainwright.checkpoint.state_files import decode_state, encode_state
 from trainwright.config.training.metric_config import MetricConfig
-from trainwright.evaluation import EvaluationError, TMMetrics, TorchMetricsHandler
+from trainwright.evaluation import EvaluationError, MetricsHandler, TMMetrics, TorchMetricsHandler
 from trainwright.evaluation.handlers import FunctionHandler
 
 N, C = 60, 3
@@ -101,13 +105,53 @@ def test_settings_of_an_entry_are_honoured():
     ("metrics", "message"),
     [
         (["Acuracy"], "Did you mean 'Accuracy'"),
-        (["Accuracy", "accuracy"], "'accuracy' is there twice"),
+        (["Accuracy", "accuracy"], "'accuracy' is there twice. Leave one out"),
+        (
+            ["Accuracy", {"name": "Accuracy", "top_k": 2}],
+            r"'Accuracy' is there twice. Give each a name: metrics_handler .* {'first': TorchMetricsHandler\(\[",
+        ),
         (["confusion_matrix"], "'confusion_matrix' gives a table"),
     ],
 )
 def test_wrong_names_are_an_error(metrics, message):
     with pytest.raises(ConfigError, match=message):
         TorchMetricsHandler(metrics)
+
+
+@pytest.mark.parametrize("api", ["Python", "files"])
+def test_a_metric_with_other_arguments_has_a_name_of_its_own(api: str, tmp_path: Path) -> None:
+    second = {"name": "Accuracy", "top_k": 2}
+    data, expected = points(), {}
+    if api == "Python":
+        handlers = {"top1": TorchMetricsHandler("Accuracy"), "top2": TorchMetricsHandler([second])}
+        trainer: Any = Trainer(Classifier((4, 3)), quiet(tmp_path), data, data, metrics_handler=handlers)
+        found = trainer.evaluate()
+    else:
+        cfg = file_config(
+            tmp_path, LazyCall(Classifier)(sizes=(4, 3)), points, points, train_iter=1, train_micro_batch_size=4
+        )
+        cfg.train.evaluation.evaluator = {
+            "top1": LazyCall(TorchMetricsHandler)(metrics="Accuracy"),
+            "top2": LazyCall(TorchMetricsHandler)(metrics=[second]),
+        }
+        trainer = DefaultTrainer(cfg)
+        found = trainer.test(trainer.cfg, trainer.test_loader, trainer.model)
+    scores = trainer.model.body(data.named["inputs"])
+    labels = torch.tensor([data[index]["labels"] for index in range(len(data))])
+    for number in (1, 2):
+        hits = (scores.topk(number).indices == labels[:, None]).any(1)
+        expected[f"top{number}"] = pytest.approx(hits.float().mean().item())
+    assert {name: found[name] for name in expected} == expected
+
+
+def test_a_handler_has_the_trainer_that_it_was_passed_to_last(tmp_path: Path) -> None:
+    handler, own = MetricsHandler(["accuracy"]), MetricsHandler(["accuracy"], trainer="the user's")
+    for part in ("a", "b"):
+        trainers = [
+            Trainer(Classifier(), quiet(tmp_path / part), points(), metrics_handler=one) for one in (handler, own)
+        ]
+        assert handler.trainer.model is trainers[0].model
+        assert own.trainer == "the user's"
 
 
 def test_a_whole_data_set_at_once_does_not_touch_what_was_counted():

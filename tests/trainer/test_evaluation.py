@@ -308,6 +308,47 @@ def test_labels_that_a_model_returns_do_not_replace_those_of_the_batch(
     )
 
 
+class TwoCalls(Trainer):
+    other: Any = staticmethod(lambda inputs: inputs + 1)
+
+    def compute_loss(self, model: nn.Module, inputs: Any) -> Tensor:
+        scores, others = model(inputs[0]), model(self.other(inputs[0]))
+        return F.cross_entropy(scores, inputs[1]) + 0.1 * (scores - others).square().mean()
+
+
+class WithOwnScores(TwoCalls):
+    def evaluation_step(self, batch: Any) -> Any:
+        return {**super().evaluation_step(batch), "logits": self.model(batch[0])}
+
+
+class SameTwice(TwoCalls):
+    other = staticmethod(lambda inputs: inputs)  # with dropout, in training
+
+
+@pytest.mark.parametrize(
+    ("kind", "metrics", "is_warned"),
+    [
+        (TwoCalls, ["Accuracy"], True),
+        (WithOwnScores, ["Accuracy"], False),
+        (SameTwice, ["Accuracy"], False),
+        (TwoCalls, None, False),
+    ],
+)
+def test_metrics_of_one_of_several_calls_are_one_warning(
+    kind: type[Trainer], metrics: Any, is_warned: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = kind(make(Net), config(tmp_path, num_epochs=2, metrics=metrics), PAIRS, PAIRS)
+    results = trainer.train()
+    assert (
+        caplog.text.count("compute_loss calls the model 2 times for a batch, and metrics read the scores of the last")
+        == is_warned
+    )
+    if metrics is not None:
+        read = INPUTS + 1 if is_warned else INPUTS
+        right = trainer.model.eval()(read).argmax(1) == LABELS
+        assert results["accuracy"] == pytest.approx(right.float().mean().item())
+
+
 def test_callbacks_see_loss_and_metric_of_an_evaluation_so_far(tmp_path: Path) -> None:
     class Watching(Callback):
         def on_eval_batch_end(self, batch: Any, logs: Any) -> None:

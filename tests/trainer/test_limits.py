@@ -108,6 +108,29 @@ def test_evaluations_have_the_results_of_the_first_batches(tmp_path: Path, limit
             trainer.evaluate(DATA[at : at + 8] for at in range(0, 50, 8))
 
 
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"limit_eval_batches": 2}, "Trainer.evaluate: 2 of 7 batches (TrainingConfig.limit_eval_batches)."),
+        ({"overfit_batches": 3}, "Trainer.evaluate: 3 of 7 batches (TrainingConfig.overfit_batches)."),
+        ({"fast_dev_run": 1}, "Trainer.evaluate: 1 of 7 batches (TrainingConfig.fast_dev_run)."),
+        ({"limit_eval_batches": 7}, None),
+        ({}, None),
+    ],
+)
+def test_a_limit_of_data_that_are_passed_is_logged(
+    settings: dict[str, Any], line: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "trainwright")
+    trainer = Trainer(nn.Linear(6, 3), TrainingConfig(output_dir=tmp_path, eval_batch_size=8, **settings), DATA, DATA)
+    trainer.evaluate()
+    assert "Trainer.evaluate: " not in caplog.text
+    trainer.evaluate(DATA)
+    assert [one.message for one in caplog.records if one.message.startswith("Trainer.evaluate: ")] == (
+        [] if line is None else [line]
+    )
+
+
 def test_overfit_batches_trains_and_evaluates_on_the_same_batches(tmp_path: Path) -> None:
     trainer, seen = run(tmp_path, overfit_batches=2, eval_batch_size=3, num_epochs=40)
     assert all(torch.equal(batch, INPUTS[8 * (i % 2) : 8 * (i % 2) + 8]) for i, batch in enumerate(seen.train))

@@ -2,6 +2,7 @@
 
 import logging
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,8 +10,10 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from tests.ranks import on_ranks
+from trainwright.engine import TrainingLoop
+from trainwright.engine.loaders import warn_of_unsharded
 from trainwright.parallel.data_parallel import setup_dist_util
-from trainwright.trainer.processes import AllGPUs, has_all_gpus, warn_unsharded_loader
+from trainwright.trainer.processes import AllGPUs, has_all_gpus
 
 CPU = torch.device("cpu")
 
@@ -75,7 +78,7 @@ def warned_of() -> list[bool]:
     logging.getLogger("trainwright.engine").addHandler(Kept(found))
     counts = []
     for loader in loaders:
-        warn_unsharded_loader(loader)
+        warn_of_unsharded(loader, "Trainer.train_dataloader")
         counts.append(len(found))
     return [after > before for before, after in pairwise([0, *counts])]
 
@@ -91,3 +94,23 @@ class Kept(logging.Handler):
 
 def test_a_loader_that_gives_each_process_all_samples_is_warned_of() -> None:
     assert on_ranks(warned_of) == [[True, True, True, True, False, False, False]] * 2
+
+
+def loop_warned_of(folder: str) -> list[list[str]]:
+    setup_dist_util({"device_type": "cpu", "data_parallel_size": None})
+    data, found, warned = torch.arange(8.0)[:, None], [], []
+    logging.getLogger("trainwright.engine").addHandler(Kept(found))
+    for number, sampler in enumerate((None, DistributedSampler(data))):
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(data, 2, sampler=sampler)
+        for batch in TrainingLoop(model, optimizer, loader, max_iter=2, output_dir=f"{folder}/{number}"):
+            model(batch).mean().backward()
+            optimizer.step()
+        warned.append([one.partition(":")[0] for one in found if "reads all of its batches" in one])
+        found.clear()
+    return warned
+
+
+def test_a_loop_of_the_users_own_is_warned_of_such_a_loader(tmp_path: Path) -> None:
+    assert on_ranks(loop_warned_of, str(tmp_path)) == [[["TrainingLoop.data_loader"], []]] * 2

@@ -7,9 +7,18 @@ from functools import partial
 from itertools import chain, islice
 from typing import Any
 
-from torch.utils.data import DistributedSampler, IterableDataset, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from trainwright.base.dist import (
+    all_gather_object,
     get_averaging_rank,
     get_averaging_size,
     get_data_parallel_rank,
@@ -118,6 +127,23 @@ def warn_of_predicted(loader: Any, name: str) -> None:
     warn_of_left_out(loader, f"{name}: the loader")
 
 
+def warn_of_unsharded(loader: Any, name: str) -> None:
+    """Warn if each of several processes reads all batches of a user's loader, with a sampler of torch."""
+    num_processes = get_data_parallel_size()
+    if num_processes == 1 or is_own_loader(loader):
+        return
+    batches, sampler = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
+    if batches is not None:
+        sampler = batches.sampler if type(batches) is BatchSampler else None  # another one may know the processes
+    values = {SubsetRandomSampler: "indices", WeightedRandomSampler: "weights"}.get(type(sampler))
+    held = all_gather_object(hash(tuple(map(float, getattr(sampler, values)))) if values else None)
+    if isinstance(sampler, RandomSampler | SequentialSampler) or (values and len(set(held)) == 1):
+        logger.warning(
+            "%s: each of the %d processes reads all of its batches (%s). Use a torch.utils.data.DistributedSampler, or"
+            " another one that gives each its share.", name, num_processes, type(sampler).__name__,
+        )  # fmt: skip
+
+
 def eval_loader(
     dataset: Any, spec: RunSpec, collator: Callable[[list[Any]], Any] | None, batch_size: int | None = None
 ) -> Any:
@@ -181,6 +207,15 @@ def eval_limit(loader: Any, spec: RunSpec) -> int | None:
     """The number of batches that the rank with most evaluates; None: all, of a number that is not known."""
     limit = spec.overfit_batches or spec.limit_eval_batches
     return batch_limit(num_rounds(loader), limit, setting=spec.where("limit_eval_batches"), loader=loader)
+
+
+def log_limit(loader: Any, spec: RunSpec) -> None:
+    """Log that a setting leaves out batches of the data that ``Trainer.evaluate`` gets."""
+    number, limit = num_rounds(loader), eval_limit(loader, spec)
+    if number is not None and limit is not None and limit < number:
+        names = ("fast_dev_run", "overfit_batches", "limit_eval_batches")
+        setting = next(name for name in names if getattr(spec, name))
+        logger.info("Trainer.evaluate: %d of %d batches (%s).", limit, number, spec.where(setting))
 
 
 def overfit_loader(loader: Any, dataset: Any, spec: RunSpec, collator: Any) -> Any:

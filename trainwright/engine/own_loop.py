@@ -16,6 +16,7 @@ from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.checkpoint.folder import numbered_name
 from trainwright.data.batches import Batches
 from trainwright.data.loaders import set_position
+from trainwright.engine.loaders import warn_of_unsharded
 from trainwright.engine.logs import log_to_console
 from trainwright.engine.loop import TrainerBase
 from trainwright.engine.state import TrainingState
@@ -120,6 +121,7 @@ class TrainingLoop(TrainerBase):
 
     def _before_first_step(self) -> None:
         self._state.restore()
+        warn_of_unsharded(self.data_loader, "TrainingLoop.data_loader")
 
     def _is_end_pending(self) -> bool:
         return self._state.is_end_pending

@@ -248,8 +248,14 @@ class TorchMetricsHandler(MetricsHandler):
                 f"metrics: {metric.name!r} gives a table, which a run cannot log. Name metrics that give numbers, or"
                 " call TMMetrics with the outputs of Trainer.predict."
             )
-        if metric.key in self.metrics:
-            raise ConfigError(f"metrics: {metric.name!r} is there twice. Leave one out.")
+        if (other := self.metrics.get(metric.key)) is not None:
+            fix = "Leave one out."
+            if other.arguments != metric.arguments:
+                fix = (
+                    "Give each a name: metrics_handler (in a config file train.evaluation.evaluator) takes a dict,"
+                    f" {{'first': TorchMetricsHandler([{{'name': {metric.name!r}, ...}}]), 'second': ...}}."
+                )
+            raise ConfigError(f"metrics: {metric.name!r} is there twice. {fix}")
         self.metrics[metric.key], self._entries[metric.key] = metric, settings
 
     @property

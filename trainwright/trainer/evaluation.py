@@ -67,6 +67,7 @@ class Evaluation:
         self._handler, self._own_compute_loss, self._replaced_model = handler, compute_loss, replaced_model
         self._preprocessor, self._collator, self._default_collator = preprocessor, collator, default_collator
         self._watching: RunCallbacks | None = None  # callbacks that see the batches
+        self._has_checked_calls = False
         own = weakref.proxy(run)
         self.comparisons = Comparisons(
             lambda: own.model,
@@ -121,6 +122,7 @@ class Evaluation:
             loader = self.loaders_of(given)
             for one in loaders.each(loader):
                 loaders.warn_of_left_out(one, "Trainer.evaluate: the loader")
+                loaders.log_limit(one, self._run.spec)
         elif loader is None:
             raise ConfigError("Trainer.evaluate: there is no eval_dataset; pass one here or to the Trainer.")
         meet("Trainer.evaluate")
@@ -176,6 +178,8 @@ class Evaluation:
                 " the training data have. Give pairs (input, target), or the fields of the training data; predict()"
                 " takes samples without targets."
             ) from error
+        if len(seen) > 1 and not self._has_checked_calls:
+            self._warn_of_calls(seen)
         last = seen[-1] if seen else None
         named = {} if last is None else named_outputs(last)
         if named is not None and ("logits" in named or not isinstance(last, tuple)):
@@ -189,6 +193,18 @@ class Evaluation:
             outputs["logits"] = _generated(model, batch)
         outputs.pop("loss", None)
         return outputs if loss is None else {**outputs, "loss": loss.detach() if isinstance(loss, Tensor) else loss}
+
+    def _warn_of_calls(self, outputs: list[Any]) -> None:
+        """Warn once if metrics read one of several scores that the model returns for a batch."""
+        self._has_checked_calls = True
+        scores = [one for one in map(predictions_of, outputs) if isinstance(one, Tensor)]
+        has_metrics = getattr(self._handler(), "known_results", lambda: None)() != []
+        is_read = has_metrics and not (self.generates() or self._overrides.has("evaluation_step", "compute_metric"))
+        if is_read and not all(torch.equal(one, scores[-1]) for one in scores):
+            logger.warning(
+                "compute_loss calls the model %d times for a batch, and metrics read the scores of the last call."
+                " Return others from evaluation_step(batch): {'loss': ..., 'logits': ...}.", len(outputs),
+            )  # fmt: skip
 
     def compute_loss(self, model: Any, inputs: Any) -> Any:
         """The mean loss of a batch, by the user's ``compute_loss`` if there is one."""

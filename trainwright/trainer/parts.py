@@ -67,7 +67,8 @@ def given_handler(given: Given, spec: RunSpec, trainer: RunMethods) -> Any:
     handler = handler_of(given.metrics_handler)
     inner = handler.metric_evaluators() if isinstance(handler, EvaluatorHandler) else ()
     for one in (handler, *(evaluator.metric for evaluator in inner)):
-        if getattr(one, "trainer", trainer) is None:
+        held = getattr(one, "trainer", trainer)
+        if held is None or type(held) in weakref.ProxyTypes:  # perhaps of an earlier trainer
             one.trainer = weakref.proxy(trainer)
     return handler
 

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from trainwright.base.batch import tensors
-from trainwright.base.dist import all_gather_object, get_data_parallel_size, get_world_size, use_mesh
+from trainwright.base.dist import get_world_size, use_mesh
 from trainwright.base.errors import ConfigError, ConfigTypeError
 from trainwright.config.spec import RunSpec
-from trainwright.engine import loaders
 from trainwright.engine.accumulation import TOKENS
 from trainwright.engine.gradient_sync import GradientSync, gradient_sync
 from trainwright.engine.pipeline_step import refuse_own_step, refuse_unseeded_loader
@@ -245,21 +243,3 @@ def check_pipeline(pipeline: Pipeline, spec: RunSpec, model: nn.Module, loader: 
         )
     refuse_unseeded_loader(loader, "Trainer.train_dataloader")
     pipeline.check_length(spec.windows.largest, "TrainingConfig.gradient_accumulation_steps")
-
-
-def warn_unsharded_loader(loader: Any) -> None:
-    """Warn if each of several processes reads all batches of a user's loader, with a sampler of torch."""
-    num_processes = get_data_parallel_size()
-    if num_processes == 1 or loaders.is_own_loader(loader):
-        return
-    batches, sampler = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
-    if batches is not None:
-        sampler = batches.sampler if type(batches) is BatchSampler else None  # another one may know the processes
-    name = {SubsetRandomSampler: "indices", WeightedRandomSampler: "weights"}.get(type(sampler))
-    held = all_gather_object(hash(tuple(map(float, getattr(sampler, name)))) if name else None)
-    if isinstance(sampler, RandomSampler | SequentialSampler) or (name and len(set(held)) == 1):
-        logger.warning(
-            "Trainer.train_dataloader: each of the %d processes reads all of its batches (%s). Use a"
-            " torch.utils.data.DistributedSampler, or another one that gives each its share.",
-            num_processes, type(sampler).__name__,
-        )  # fmt: skip

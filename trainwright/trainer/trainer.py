@@ -38,7 +38,6 @@ from trainwright.optim.named import NamedOptimizers
 from trainwright.optim.weight_average import exchanging_optimizers
 from trainwright.trainer import checks, parts
 from trainwright.trainer.checks import Given
-from trainwright.trainer.processes import warn_unsharded_loader
 from trainwright.trainer.run import PythonRun
 from trainwright.trainer.saving import read_csv_logs
 from trainwright.trainer.start import warn_of_windows
@@ -464,7 +463,7 @@ class Trainer(RunMethods):
         self.run.update.clear_also(warn_of_untrained(self.model, self.optimizer, extra_optimizers(self), self.loss))
         if not self.run.spec.graph:
             refuse_sparse_gradients(self.run.model, self.run.optimizer, self.run.update)
-        warn_unsharded_loader(self.train_dataloader)
+        loaders.warn_of_unsharded(self.train_dataloader, "Trainer.train_dataloader")
         if self.run.spec.eval_on_start and self.start_iter == 0 and self.eval_dataloader is not None:
             self.run.evaluate_now()
         if not self.is_copy and not is_overridden(self, "set_train_mode"):
