@@ -35,8 +35,7 @@ _counter = itertools.count()
 def temporary_sibling(path: PathLike) -> Path:
     """A new hidden name next to ``path`` that identifies the process. Creates nothing."""
     path = Path(path)
-    pid = os.getpid()
-    return path.with_name(f".tmp-{path.name}-{pid}-{_host()}-{_start_time(pid)}-{next(_counter)}")
+    return path.with_name(f".tmp-{path.name}-{'-'.join(_process(os.getpid()))}-{next(_counter)}")
 
 
 def clean_sibling(path: PathLike) -> Path:
@@ -228,8 +227,7 @@ def remove_stale(folder: PathLike) -> list[Path]:
 
 def is_used_by_others(folder: PathLike) -> bool:
     """Whether ``folder`` has temporary entries of other processes."""
-    pid = os.getpid()
-    own = str(pid), _host(), str(_start_time(pid))
+    own = _process(os.getpid())
     matches = (_TEMPORARY.fullmatch(entry.name) for entry in _entries(folder))
     return any(match.group("pid", "host", "start") != own for match in matches if match is not None)
 
@@ -259,6 +257,7 @@ def locked(folder: PathLike) -> Iterator[None]:
             os.close(descriptor)
 
 
+_processes: dict[int, tuple[str, str, str]] = {}  # by pid: this one
 held_locks = set[int]()  # descriptors of locks, those of output folders too
 
 
@@ -267,6 +266,7 @@ def _close_in_fork() -> None:
     for descriptor in held_locks:
         os.close(descriptor)
     held_locks.clear()
+    _processes.clear()  # a pid may be reused
 
 
 if hasattr(os, "register_at_fork"):
@@ -415,6 +415,16 @@ def _entries(folder: PathLike) -> list[Path]:
         return sorted(Path(folder).iterdir())
     except FileNotFoundError:
         return []
+
+
+def _process(pid: int) -> tuple[str, str, str]:
+    """The identity of a running process, which does not change: its pid, host and start time."""
+    if pid not in _processes:
+        found = str(pid), _host(), str(start := _start_time(pid))
+        if start < 0:  # it cannot be read now
+            return found
+        _processes[pid] = found
+    return _processes[pid]
 
 
 def _host() -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -46,7 +46,7 @@ class Manifest:
         """The text of ``manifest.json``."""
         entries = {name: {"bytes": e.bytes, "xxh3_128": e.xxh3_128} for name, e in sorted(self.files.items())}
         version = FORMAT_VERSION if self.layout is None else SHARDED_FORMAT_VERSION
-        content = {"format": version, **asdict(self), "files": entries}
+        content = {"format": version, **{one.name: getattr(self, one.name) for one in fields(self)}, "files": entries}
         if self.layout is None:
             del content["layout"]
         return _dump({**content, _CHECKSUM_KEY: _checksum(content)})

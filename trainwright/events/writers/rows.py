@@ -14,7 +14,16 @@ from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 
-from trainwright.base.files import atomic_write, is_at, make_folders, named, open_regular, remove_stale, sync_folder
+from trainwright.base.files import (
+    atomic_write,
+    is_at,
+    make_folders,
+    named,
+    open_regular,
+    remove_stale,
+    sync_file,
+    sync_folder,
+)
 from trainwright.events.formats import parse_row, parse_rows
 from trainwright.events.storage import EventStorage
 from trainwright.events.writers.base import FileWriter
@@ -36,11 +45,11 @@ def sync_files() -> None:
     for path, wait in list(open_files.items()):
         try:
             wait()
-            with suppress(FileNotFoundError), open(path, "rb") as file:  # deleted or moved during the run
-                status = os.fstat(file.fileno())
+            with suppress(FileNotFoundError):  # deleted or moved during the run
+                status = os.stat(path)
                 version = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
                 if _synced.get(path) != version:  # two checkpoints of one iteration have the same rows
-                    os.fsync(file.fileno())
+                    sync_file(path)
                     _synced[path] = version
         except OSError as error:
             logger.warning("%s: its rows may be lost if the machine fails: %s", path, error)
