@@ -103,6 +103,7 @@ OTHER_ORDER: dict[str, dict[str, Any]] = {
 IN_ORDER: dict[str, dict[str, Any]] = {
     "in order": {"batch_size": 4},
     "complete batches": {"batch_size": 11, "drop_last": True},
+    "complete batches of ours": {"batch_sampler": SingleRoundSampler(PAIRS, 11, drop_last=True)},
     "batches in order": {"batch_sampler": BatchSampler(SequentialSampler(PAIRS), 4, False)},
     "batches of ours in order": {"batch_sampler": SingleRoundSampler(PAIRS, 4)},
     "all of a process": {"batch_size": 4, "sampler": DistributedSampler(PAIRS, 1, 0, shuffle=False)},

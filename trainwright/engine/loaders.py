@@ -110,10 +110,13 @@ def warn_of_left_out(loader: Any, name: str) -> None:
     if not getattr(loader if batches is None else batches, "drop_last", False):
         return
     try:
-        is_complete = not (num_left_out(loader) if is_own_loader(loader) else len(batches.sampler) % batches.batch_size)
+        if isinstance(batches, SingleRoundSampler):
+            left_out = batches.data_size % batches.micro_batch_size
+        else:
+            left_out = num_left_out(loader) if is_own_loader(loader) else len(batches.sampler) % batches.batch_size
     except (AttributeError, TypeError, NotImplementedError):  # a stream, or a sampler of the user's
-        is_complete = False
-    if not is_complete:
+        left_out = 1
+    if left_out:
         logger.warning("%s leaves out its last, shorter batch: build it with drop_last=False.", name)
 
 
