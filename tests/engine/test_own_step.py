@@ -383,6 +383,62 @@ def test_a_step_without_a_backward_pass_names_the_steps_of_several_optimizers(tm
     assert f"{_UNUSED} self.step('a') and self.step('b')." in caplog.messages
 
 
+class Stepping(Trainer):
+    """Its training_step steps an optimizer, by default that of the trainer, which steps after it."""
+
+    stepped = "optimizer"
+
+    def training_step(self, batch: Any) -> Any:
+        getattr(self, self.stepped).zero_grad()
+        loss = F.cross_entropy(self.model(batch[0]), batch[1])
+        loss.backward()
+        getattr(self, self.stepped).step()
+        return loss.detach()
+
+
+class SteppingAnother(Stepping):
+    stepped = "another"
+
+    @property
+    def another(self) -> Any:
+        vars(self).setdefault("_another", torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1))
+        return vars(self)["_another"]
+
+
+class SteppingAlone(Stepping):
+    def optimization_step(self) -> None:
+        pass
+
+
+def test_a_training_step_that_steps_the_optimizer_of_the_trainer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Stepping\.training_step has called optimizer.*would be made twice"):
+        trained(Stepping, tmp_path / "twice")
+    trained(SteppingAnother, tmp_path / "another")
+    trained(SteppingAlone, tmp_path / "alone")
+
+
+class Divides(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        return F.cross_entropy(model(inputs[0]), inputs[1]) / self.config.gradient_accumulation_steps
+
+
+class Reads(Trainer):
+    def compute_loss(self, model: Any, inputs: Any) -> Any:
+        self.log({"window": float(self.config.gradient_accumulation_steps)})
+        return F.cross_entropy(model(inputs[0]), inputs[1]) / 1.0
+
+
+@pytest.mark.parametrize(("kind", "steps"), [(Divides, 4), (Divides, 1), (Reads, 4)])
+def test_a_loss_that_is_divided_by_the_accumulation_is_a_warning(
+    kind: type[Trainer], steps: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(kind, tmp_path, gradient_accumulation_steps=steps)
+    text = (
+        "Divides.compute_loss divides by gradient_accumulation_steps: an update takes the mean over its micro-batches"
+    )
+    assert (text in caplog.text) == (kind is Divides and steps > 1)
+
+
 class Doubled:
     """A step that calls that of the trainer."""
 

@@ -77,6 +77,10 @@ def test_a_period_may_be_a_function_and_results_may_have_a_prefix() -> None:
     trainer.train(0, 8)
     assert evaluated == [1, 4, 8]  # not twice at the end
     assert list(trainer.storage.latest()) == ["eval_acc"]
+    named = Trainer()
+    named.register_hooks([EvalHook(2, lambda: {"eval_acc": 1.0, "loss": 2.0}, prefix="eval_")])
+    named.train(0, 2)
+    assert list(named.storage.latest()) == ["eval_acc", "eval_loss"]  # a prefix of the user's is not repeated
 
 
 def test_callback_hook_calls_the_functions_it_has() -> None:

@@ -69,6 +69,15 @@ def leaves_unread(function: Callable[..., Any], attribute: str) -> bool:
     return all(id(node) in others for node in used)
 
 
+def divides_by(function: Callable[..., Any], attribute: str) -> bool:
+    """Whether the text of a function divides by an attribute of this name."""
+    definition = _definition_of(function)
+    nodes = [] if definition is None else [*ast.walk(definition)]
+    divided = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)]
+    divided += [node.value for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Div)]
+    return any(isinstance(one, ast.Attribute) and one.attr == attribute for one in divided)
+
+
 def _definition_of(function: Callable[..., Any]) -> ast.FunctionDef | None:
     """The text of a function, parsed; None if it is not known."""
     try:

@@ -438,8 +438,12 @@ class TrainerBase:
         if ".latest()[" in line:
             try:
                 self.storage.history(name)
-            except ConfigKeyError as missing:
-                error.add_note(str(missing))
+            except ConfigKeyError:
+                known = ", ".join(self.storage.histories()) or "nothing"
+                error.add_note(
+                    f"storage.latest() has no {name!r} now; it has {known}. Results of an evaluation are there after"
+                    f" the first one: storage.latest().get({name!r})."
+                )
         if "last_eval_results[" in line and name not in (results := self.last_eval_results):
             hint = did_you_mean(name, map(str, results)) if results else "Nothing has been evaluated yet."
             error.add_note(f"last_eval_results has no {name!r}. {hint}")

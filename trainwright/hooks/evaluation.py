@@ -87,7 +87,9 @@ class EvalHook(HookBase):
         trained = {name for name, is_trained in storage.smoothing_hints().items() if is_trained}
         trained |= {"loss"} | storage.logged_results
         is_trained = {name: not trained.isdisjoint((name, name.rpartition("/")[2])) for name in scalars}
-        scalars = {f"{self._prefix or 'eval_' * is_trained[name]}{name}": value for name, value in scalars.items()}
+        prefixes = {name: self._prefix or "eval_" * is_trained[name] for name in scalars}
+        # A method of the user's may have named a result eval_f1 already.
+        scalars = {f"{prefixes[name]}{name.removeprefix(prefixes[name])}": value for name, value in scalars.items()}
         storage.refuse_logged(scalars, "a result of the evaluation")
         self._warn_of_nan({name: value for name, value in scalars.items() if "loss" in name})
         before, done = storage.latest(), trainer.iterations_done

@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from trainwright.base.errors import ConfigTypeError
-from trainwright.base.signatures import lacks_return, leaves_unread, read_signature, shown_arguments
+from trainwright.base.signatures import divides_by, lacks_return, leaves_unread, read_signature, shown_arguments
 from trainwright.config import foreign_names
 
 logger = logging.getLogger("trainwright.hooks")
@@ -256,6 +256,10 @@ class Overrides:
     def lacks_return(self, name: str) -> bool:
         """Whether a method of the user's :func:`has no return <trainwright.base.signatures.lacks_return>`."""
         return self.has(name) and lacks_return(getattr(type(self._owner()), name))
+
+    def divides_by(self, name: str, attribute: str) -> bool:
+        """Whether a method of the user's divides by an attribute, such as a setting."""
+        return self.has(name) and divides_by(getattr(self._owner(), name), attribute)
 
     def leaves_unread(self, name: str, section: str) -> bool:
         """Whether a method of the user's reads other sections of its first argument, a configuration, than this one."""

@@ -2,12 +2,14 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from inspect import isfunction
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
@@ -25,6 +27,7 @@ from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.update import Update, in_turn
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.models.outputs import named_outputs, predictions_of
+from trainwright.optim.named import each_optimizer
 from trainwright.parallel.context import SHIFTED
 from trainwright.trainer import optim
 from trainwright.trainer.processes import OWN_STEPS, Placement, has_all_gpus
@@ -38,6 +41,7 @@ OWN_STEP_METHODS = ("run_step", "train_step", "training_step", "optimization_ste
 # An override of one of these computes the loss itself.
 STEP_METHODS = ("train_step", "training_step", "compute_loss")
 _SCORES = "prediction scores"  # no name of a model's outputs
+_ACCUMULATION = "gradient_accumulation_steps"
 _ASSIGNED = ("train_step", "training_step", "optimization_step", "compute_loss")  # perhaps by a hook or callback
 
 
@@ -128,6 +132,12 @@ class TrainingStep:
         self._chosen_with: tuple[Any, ...] = ()  # assigned methods
         self._window_end = 0  # the number of steps after the current update
         self._epoch_end = 0  # and after the current epoch
+        divided = [one for one in ("compute_loss", "training_step") if run.overrides.divides_by(one, _ACCUMULATION)]
+        for name in divided if run.spec.windows.largest > 1 else ():
+            logger.warning(
+                "%s.%s divides by %s: an update takes the mean over its micro-batches already. Return the loss of the"
+                " batch as it is.", run.overrides.kind, name, _ACCUMULATION,
+            )  # fmt: skip
         self._compute_loss: Callable[[Any, Any], Any] | None = None  # by the contract, or the user's
         self._training_step: Callable[[Any], Any] | None = None
         spec = run.spec
@@ -252,6 +262,23 @@ class TrainingStep:
         if self._watching is not None:
             self._watching.remove()
 
+    @contextmanager
+    def _refusing_steps(self) -> Iterator[None]:
+        """Raise if a ``training_step`` of the user's steps the optimizer, which the trainer does after it."""
+        stepped, has = list[Any](), self._overrides.has
+        handle = register_optimizer_step_pre_hook(lambda optimizer, *_: stepped.append(optimizer))
+        try:
+            yield
+        finally:
+            handle.remove()
+        own = [one for one in each_optimizer(self._run.optimizer) if any(one is each for each in stepped)]
+        if own and has("training_step") and not has("train_step", "run_step", "optimization_step"):
+            raise ConfigError(
+                f"{self._overrides.kind}.training_step has called optimizer.step(), and the trainer steps after it:"
+                " each update would be made twice. Call self.backward(loss) and return the loss, or override"
+                " train_step(model, inputs), which steps itself."
+            )
+
     def _train_first(self, model: Any, batch: Any) -> Any:
         """The ``train`` of a step before its first batch: chooses the others with it, and checks their results."""
         step, overrides = self.step, self._overrides
@@ -266,7 +293,8 @@ class TrainingStep:
         if overrides.has("compute_loss") or (is_own and self.placement.pipeline is None):
             self._compute_loss = partial(self._first_loss, self._compute_loss)
         # A program from the first batch on: an eager step, also the first one after a resume, has other last bits.
-        logs = (step.train if self._run.spec.graph else self._train_chosen)(model, batch)
+        with self._refusing_steps():
+            logs = (step.train if self._run.spec.graph else self._train_chosen)(model, batch)
         if overrides.has("train_step") and not isinstance(logs, Mapping):
             raise ConfigTypeError(
                 f"{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with the loss:"

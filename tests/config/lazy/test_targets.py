@@ -29,8 +29,10 @@ def test_an_unknown_argument_names_path_signature_and_nearest_name():
     assert "(*, learning_rate, momentum=0.0)" in text
     assert "'learning_rat'" in text
     assert "Did you mean 'learning_rate'?" in text
-    with pytest.raises(ConfigTypeError, match=r"strict needs learning_rate: write learning_rate=\.\.\. in its call\."):
+    with pytest.raises(ConfigTypeError, match=r"strict needs learning_rate: write learning_rate=\.\.\. in its call\.$"):
         instantiate(LazyCall(strict)(momentum=1))
+    with pytest.raises(ConfigTypeError, match=r"If the function itself is meant: strict, without LazyCall and \(\)\."):
+        instantiate(LazyCall(strict)())
 
 
 def typed(*, types=1):

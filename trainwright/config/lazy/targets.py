@@ -275,6 +275,10 @@ def argument_fault(target: Callable[..., Any], kwargs: Mapping[str, Any], *, par
         values = {"T_max": _LENGTH, "total_iters": _LENGTH, "total_steps": _LENGTH}
         written = ", ".join(f"{name}={values.get(name, '...')}" for name in names)
         what = f" {_LENGTH} is the length of the run in iterations." if _LENGTH in written else ""
+        if inspect.isfunction(target) and not kwargs:
+            what = (
+                f" If the function itself is meant: {short_name(target).rpartition('.')[2]}, without LazyCall and ()."
+            )
         return f"{short_name(target)} needs {' and '.join(names)}: write {written} in its call.{what}"
     has_none = kwargs.get("total_steps") is None and None in (kwargs.get("epochs"), kwargs.get("steps_per_epoch"))
     if dotted_path(target) == "torch.optim.lr_scheduler.OneCycleLR" and has_none and not partial:  # all are optional
