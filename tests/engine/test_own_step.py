@@ -584,6 +584,17 @@ def test_a_run_step_of_a_config_file_that_makes_no_step_is_warned_of(
     assert warnings == ([] if text is None else [f"Own.run_step has made no optimizer step {text}"])
 
 
+def test_a_run_step_that_calls_that_of_the_trainer_keeps_the_program_of_graph_mode(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = LazyCall(Classifier)(sizes=(4, 2), seed=0)
+    cfg = file_config(tmp_path, model, points, train_iter=4, train_micro_batch_size=8)
+    cfg.graph.enabled = True
+    with caplog.at_level("INFO", "trainwright"):
+        type("Own", (Timed, DefaultTrainer), {})(cfg).train()
+    assert "the step of AdamW are one program" in caplog.text
+
+
 @pytest.mark.parametrize("api", ["Python", "config file"])
 def test_a_run_step_that_calls_that_of_the_trainer_bypasses_no_setting(
     api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -287,6 +287,21 @@ def test_a_function_of_which_each_call_counts_is_not_called_ahead(caplog):
     assert next(factors) == 0.25
 
 
+def test_a_function_that_draws_or_calls_others_is_not_called_ahead():
+    calls = []
+
+    def helper(step):
+        calls.append(step)
+        return 1e-6
+
+    for function in (lambda step: helper(step), lambda step: 1e-6 * float(torch.rand(()))):
+        schedule, drawn = LambdaLR(optimizer(0.1), function), torch.get_rng_state()
+        before = len(calls)
+        assert not check_cycle(schedule, 5000, "after each iteration", "", epochs=40)
+        assert len(calls) == before
+        assert torch.equal(torch.get_rng_state(), drawn)
+
+
 def test_factors_of_a_rate_of_one_may_be_rates(caplog):
     noam = LambdaLR(optimizer(1.0), lambda it: 512**-0.5 * min((it + 1) ** -0.5, (it + 1) * 4000**-1.5))
     assert not check_cycle(noam, 5000, "after each iteration", "", epochs=40)

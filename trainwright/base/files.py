@@ -261,8 +261,8 @@ _processes: dict[int, tuple[str, str, str]] = {}  # by pid: this one
 held_locks = set[int]()  # descriptors of locks, those of output folders too
 
 
-def _close_in_fork() -> None:
-    """A worker of a loader, which may outlive its killed trainer, must not hold its locks."""
+def _after_fork() -> None:
+    """A worker of a loader, which may outlive its killed trainer, must not hold its locks; it is another process."""
     for descriptor in held_locks:
         os.close(descriptor)
     held_locks.clear()
@@ -270,7 +270,7 @@ def _close_in_fork() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_close_in_fork)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _is_abandoned(entry: Path, match: re.Match[str]) -> bool:

@@ -91,6 +91,7 @@ class ConfigRun(Run):
     train_loader: Any
     test_loader: Any
     has_own_step: bool
+    _has_checked_batch = False
     stepper: Any
     built_stepper: Any
     step: Step | None = None
@@ -336,7 +337,9 @@ class ConfigRun(Run):
         return ends
 
     def own_step_hook(self) -> HookBase | None:
-        return self.own_step if self.overrides.has("train_step", "run_step") else None
+        # In graph mode the hook that sees steps would keep the optimizer outside of the program.
+        names = ("train_step",) if self.spec.graph else ("train_step", "run_step")
+        return self.own_step if self.overrides.has(*names) else None
 
     def step_hooks(self) -> list[HookBase | None]:
         return [LRScheduler()]
@@ -378,9 +381,10 @@ class ConfigRun(Run):
             self.device if input_placement_device is None else input_placement_device,
             getattr(self.batches.loader, "mixup_func", None) if mixup_func is None else mixup_func,
         )
-        if not isinstance(made, Mapping) and self.overrides.has("get_batch"):
-            may_be = hasattr(made, "keys") or self.overrides.has("train_step", "run_step", "train")
-            may_be |= self.stepper is not self.built_stepper
+        if not self._has_checked_batch:
+            self._has_checked_batch = True
+            is_own = self.overrides.has("get_batch") and not self.overrides.has("train_step", "run_step", "train")
+            may_be = hasattr(made, "keys") or not is_own or self.stepper is not self.built_stepper
             part(self.overrides, "get_batch", made, is_right=may_be, must="a dict with the arguments of the model")
         return made
 

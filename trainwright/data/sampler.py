@@ -572,6 +572,7 @@ _RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 def sampler_of(loader: Any) -> Any:
     """What orders the samples of a loader: its sampler of batches, or that of samples inside of it."""
     batches = getattr(loader, "batch_sampler", None)
+    batches = getattr(batches, "batch_sampler", batches)  # of the rounds of a BatchLoader
     return getattr(loader, "sampler", None) if batches is None else getattr(batches, "sampler", batches)
 
 

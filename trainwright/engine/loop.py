@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
-from trainwright.base.errors import ConfigError, ConfigKeyError, ConfigTypeError, UserError, did_you_mean
+from trainwright.base.errors import ConfigError, ConfigTypeError, UserError, did_you_mean
 from trainwright.config.foreign_names import HOOK_METHODS, attribute_hint
 from trainwright.data.errors import add_fix
 from trainwright.events.phases import PhaseTimes
@@ -435,15 +435,11 @@ class TrainerBase:
         if type(error) is not KeyError or not error.args:
             return
         name, line = str(error.args[0]), extract_tb(error.__traceback__)[-1].line or ""
-        if ".latest()[" in line:
-            try:
-                self.storage.history(name)
-            except ConfigKeyError:
-                known = ", ".join(self.storage.histories()) or "nothing"
-                error.add_note(
-                    f"storage.latest() has no {name!r} now; it has {known}. Results of an evaluation are there after"
-                    f" the first one: storage.latest().get({name!r})."
-                )
+        known = self.storage.histories_so_far()
+        if ".latest()[" in line and name not in known:
+            hint = did_you_mean(name, known) if known else "Nothing has been put yet."
+            later = f"A result of an evaluation is there after the first one: storage.latest().get({name!r})."
+            error.add_note(f"storage.latest() has no {name!r} now. {hint} {later}")
         if "last_eval_results[" in line and name not in (results := self.last_eval_results):
             hint = did_you_mean(name, map(str, results)) if results else "Nothing has been evaluated yet."
             error.add_note(f"last_eval_results has no {name!r}. {hint}")

@@ -283,11 +283,14 @@ def _of_pair(
             raise
         if record_outputs is not None:
             record_outputs(outputs)
-        if unused is not None and losses_of(outputs) is None and not torch.compiler.is_compiling():
-            logger.warning(unused)
+        if unused is not None and not torch.compiler.is_compiling():
+            if losses_of(outputs) is None:
+                logger.warning(unused)
             unused = None
         if outputs.__class__ is Tensor and outputs.dim():
-            if not is_checked and not torch.compiler.is_compiling():
+            # An evaluation before the training has no gradients, by which some checks tell outputs from targets.
+            is_due = not is_checked or (torch.is_grad_enabled() and not is_of_training)
+            if is_due and not torch.compiler.is_compiling():
                 is_checked, is_of_training = True, torch.is_grad_enabled()
                 with _checked(criterion, outputs, inputs[1] if len(inputs) == 2 else None, source):
                     return criterion(outputs, inputs[1])

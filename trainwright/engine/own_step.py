@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.optimizer_import import mark_stepped
-from trainwright._torch_compat.tensor_chunks import local_of
+from trainwright._torch_compat.tensor_chunks import checksum
 from trainwright.base.dist import get_world_size
 from trainwright.base.errors import ConfigError, ConfigKeyError, did_you_mean
 from trainwright.engine.accumulation import scale_gradients
@@ -180,8 +179,8 @@ class OwnStep(HookBase):
         own, loops = ([one for one in names if self._run.overrides.has(one)] for names in (self._methods, self._loops))
         self.due = None if own or loops else ()  # and once the user's code has made a part, see _part_of
         if own or loops:
-            name = f"{self._run.overrides.kind}.{' and '.join(own or loops)}"
-            self._first = _FirstWindow(self._run, name, has_early_step="run_step" in own, is_loop=not own)
+            name = f"{self._run.overrides.kind}.{' and '.join(loops or own)}"
+            self._first = _FirstWindow(self._run, name, has_early_step="run_step" in own, is_loop=bool(loops))
             self.watch_optimizers()
 
     def after_train(self) -> None:
@@ -279,6 +278,8 @@ class OwnStep(HookBase):
         if self._first is not None:
             self._first.close()
             self._first = None
+            if not (self._parts or self._run.overrides.has(*self._methods)):
+                self.due = ()  # a loop is watched until its first update only
 
 
 class _OptimizerPart:
@@ -472,14 +473,7 @@ def _has_gradients(optimizer: Any) -> bool:
 
 
 def _checksum(model: nn.Module) -> int:
-    """A number that changes if a parameter does, except placeholders and tensors of other classes."""
-    total = 0
-    for parameter in model.parameters():
-        values = local_of(parameter)
-        if type(values) in (Tensor, nn.Parameter) and not values.is_meta and values.itemsize <= 8:
-            bits = getattr(torch, f"int{8 * values.itemsize}")
-            total += int(values.detach().view(bits).sum(dtype=bits))
-    return total
+    return sum(map(checksum, model.parameters()))
 
 
 def _is_freed(node: Any) -> bool:

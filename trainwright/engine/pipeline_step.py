@@ -278,7 +278,8 @@ def refuse_unseeded_loader(loader: Any, name: str) -> None:
     if is_drawn_by_process(loader):
         raise ConfigError(
             f"{name}: {type(loader).__name__} shuffles by the random generator of its process, so that pipeline stages"
-            " would read different batches. Pass generator=torch.Generator().manual_seed(0) to it."
+            " would read different batches. Pass generator=torch.Generator().manual_seed(0) to its sampler, or with"
+            " shuffle=True to the loader."
         )
 
 

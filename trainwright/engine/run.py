@@ -22,9 +22,10 @@ from trainwright.base.lazy_names import ring
 from trainwright.base.signatures import warn_of_no_results
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.spec import RunSpec
-from trainwright.data.batch_loader import BatchLoader, Rounds
+from trainwright.data.batch_loader import BatchLoader
 from trainwright.data.batches import Batches, source_of
 from trainwright.data.same_samples import check_same_samples
+from trainwright.data.sampler import sampler_of
 from trainwright.data.seeding import kept_generators
 from trainwright.data.streaming import is_stream
 from trainwright.engine.best_metric import BestMetric, check_monitors, early_stopping
@@ -427,9 +428,7 @@ class Run:
             if number or streams[name]
         ]
         note = left_out.removeprefix("; ") if unit else f"samples{left_out}"
-        order = getattr(source_of(self.batches.loader), "batch_sampler", None)
-        order = order.batch_sampler if isinstance(order, Rounds) else order
-        if self.batches.length != 1 and isinstance(getattr(order, "sampler", None), SequentialSampler):
+        if self.batches.length != 1 and isinstance(sampler_of(source_of(self.batches.loader)), SequentialSampler):
             note = f"{note}; each epoch in the same order: shuffle=False".removeprefix("; ")
         return ", ".join(parts) + (f" ({note})" if note else "") if parts else None
 

@@ -134,6 +134,7 @@ class Comparisons:
         self._has_own_outputs, self._is_logged = has_own_outputs, False
         self._is_checked = False  # whether labels are the tokens of a batch
         self._current: Comparison | None = None
+        self._reads_batch: bool | None = None  # the labels of the batch, in spite of an output; None: not decided
 
     def labelled(self, batch: Any, outputs: Mapping[str, Any] | None = None) -> Any:
         """The batch with its labels where :func:`target_of` finds them: those of ``label_names``.
@@ -145,8 +146,10 @@ class Comparisons:
             ConfigError: there is no field of such a name.
         """
         labels = (outputs or {}).get("labels")
-        if labels is not None and self._are_of_batch(labels, batch):
-            labels = None
+        if labels is not None:
+            if self._reads_batch is None:
+                self._reads_batch = self._are_of_batch(labels, batch)
+            labels = None if self._reads_batch else labels
         if labels is None and isinstance(batch, Mapping):
             if absent := [name for name in self._label_names or () if name not in batch]:
                 raise ConfigError(
@@ -172,14 +175,15 @@ class Comparisons:
             self._is_logged = True
             logger.warning(
                 "%s returns 'labels', and metrics read the labels of the batch. Give the output another name; if it has"
-                " the labels to compare with, return it from evaluation_step(batch) of the Trainer.",
+                " the labels to compare with, return it from evaluation_step(batch) of a Trainer, or read it in an"
+                " evaluator.",
                 type(self._model()).__name__,
             )
         return True
 
     def forget(self) -> None:
         """Another evaluation begins, perhaps of other data."""
-        self._current = None
+        self._current = self._reads_batch = None
 
     def current(self, outputs: Any, inputs: Any) -> Comparison:
         """The comparison of the evaluation, found with its first batch."""

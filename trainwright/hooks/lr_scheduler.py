@@ -144,7 +144,7 @@ class LRScheduler(HookBase):
             logger.warning(
                 "The learning rate was set to %g and lost with the next step of %s, which computes it from its base"
                 " rate. To set it yourself, write lr_scheduler_type=None (in a config file"
-                " train.scheduler=LazyCall(ConstantLR)(factor=1.0)); or set base_lrs of the schedule.",
+                " train.scheduler = LazyCall(ConstantLR)(factor=1.0)); or set base_lrs of the schedule.",
                 self._set_to, name,
             )  # fmt: skip
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import LBFGS
 
+from trainwright._torch_compat.tensor_chunks import checksum
 from trainwright.base.dist import all_gather_object, is_any, is_main_process
 from trainwright.base.errors import ConfigError, UserError
 from trainwright.events.smoothing import HistoryBuffer, median
@@ -93,7 +94,7 @@ class FiniteCheck(HookBase):
         self._has_warned_of_mode = self._has_looked_for_gradients = False
         self._always_trainable: set[int] = set()
         self._trainable_before: set[int] = set()
-        self._unchanged: dict[int, tuple[float, int]] = {}  # parameters that no optimizer holds: a sum, and since when
+        self._unchanged: dict[int, tuple[int, int]] = {}  # parameters that no optimizer holds: a sum, and since when
         self._num_spikes = 0
         self._without_targets: set[int] = set()  # the iterations that are left out
 
@@ -274,7 +275,7 @@ class FiniteCheck(HookBase):
         late = {n: p for n, p in trainable.items() if id(p) not in self._trainable_before}
         held = {id(parameter) for parameter in parameters_of(optimizer)} if late else set[int]()
         late = {n: p for n, p in late.items() if id(p) not in held}
-        sums = {name: float(p.detach().double().sum()) for name, p in late.items()}
+        sums = {name: checksum(p) for name, p in late.items()}
         before, number = self._unchanged, self.trainer.iter + 1
         since = {n: before[id(p)][1] if before.get(id(p), (None,))[0] == sums[n] else number for n, p in late.items()}
         self._unchanged = {id(p): (sums[name], since[name]) for name, p in late.items()}

@@ -420,13 +420,18 @@ def _rates_of(schedule: Any, planned: int) -> list[float]:
     return []
 
 
+_PURE = {"math", "cos", "sin", "pi", "exp", "log", "sqrt", "pow", "min", "max", "float", "int", "round", "abs", "bool"}
+
+
 def _only_computes(function: Any) -> bool:
     """Whether a further call of a function changes nothing, as its code shows: it may count calls, or draw numbers."""
-    code = getattr(getattr(function, "func", function), "__code__", None)  # of a partial
-    if code is None or not {"next", "pop", "popleft", "random"}.isdisjoint(code.co_names):
+    function = getattr(function, "func", function)  # of a partial
+    code, known = getattr(function, "__code__", None), getattr(function, "__globals__", {})
+    if code is None or not all(name in _PURE or isinstance(known.get(name), int | float) for name in code.co_names):
         return False
     stores = {"STORE_GLOBAL", "STORE_DEREF", "STORE_ATTR", "STORE_SUBSCR"}
-    return all(step.opname not in stores for step in dis.get_instructions(code))
+    is_pure = all(step.opname not in stores for step in dis.get_instructions(code))
+    return is_pure and all(isinstance(cell.cell_contents, int | float) for cell in function.__closure__ or ())
 
 
 def check_cycle(

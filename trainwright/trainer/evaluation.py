@@ -200,7 +200,7 @@ class Evaluation:
         scores = [one for one in map(predictions_of, outputs) if isinstance(one, Tensor)]
         has_metrics = getattr(self._handler(), "known_results", lambda: None)() != []
         is_read = has_metrics and not (self.generates() or self._overrides.has("evaluation_step", "compute_metric"))
-        if is_read and not all(torch.equal(one, scores[-1]) for one in scores):
+        if is_read and not all(_are_equal(one, scores[-1]) for one in scores):
             logger.warning(
                 "compute_loss calls the model %d times for a batch, and metrics read the scores of the last call."
                 " Return others from evaluation_step(batch): {'loss': ..., 'logits': ...}.", len(outputs),
@@ -379,3 +379,7 @@ def results_of_logs(logs: Mapping[str, Any]) -> dict[str, Any]:
         if key.startswith("eval_") and isinstance(value, int | float | Tensor):
             results.setdefault(key.removeprefix("eval_"), value)
     return results
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.dtype, one.device) == (other.shape, other.dtype, other.device) and torch.equal(one, other)

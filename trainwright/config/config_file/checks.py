@@ -92,11 +92,11 @@ def validate(cfg: DictConfig, *, source: str | None = None) -> None:
 
 def _with_reasons_once(faults: Iterable[Fault]) -> Iterator[Fault]:
     """The faults; the long reason that several refused targets share is that of the first one only."""
-    told = set[str]()
+    reasons = set[str]()
     for fault in faults:
         what, _, why = fault.text.partition(" is refused: ")
-        yield replace(fault, text=f"{what} is refused, as above.") if why in told else fault
-        told |= {why} - {""}
+        yield replace(fault, text=f"{what} is refused, as above.") if why in reasons else fault
+        reasons |= {why} - {""}
 
 
 def _line(cfg: DictConfig, fault: Fault, source: str | None) -> str:
