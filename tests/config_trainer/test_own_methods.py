@@ -221,6 +221,17 @@ class Static(DefaultTrainer):
         return torch.optim.SGD(model.parameters(), lr=cfg.optim.lr)
 
 
+class ReadsSelf(DefaultTrainer):
+    def build_optimizer(self, cfg: Any, model: Any) -> Any:  # type: ignore[override]
+        return torch.optim.SGD(model.parameters(), lr=self.cfg.optim.lr if cfg.train.seed else 0.1)
+
+
+class ReadsCopy(DefaultTrainer):
+    @classmethod
+    def build_optimizer(cls, cfg: Any, model: Any) -> Any:
+        return torch.optim.SGD(model.parameters(), lr=cfg.get("optim").lr)
+
+
 class PassesOn(DefaultTrainer):
     @classmethod
     def build_optimizer(cls, cfg: Any, model: Any) -> Any:

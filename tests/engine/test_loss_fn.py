@@ -817,7 +817,7 @@ def test_several_labels_of_a_sample_are_not_for_the_loss_of_classes_by_default(k
 
 SMOOTH = F.one_hot(PAIRS.tensors[1], 3) * 0.9 + 0.1 / 3
 SUMS: dict[str, tuple[Tensor, dict[str, Any], bool]] = {
-    "several labels": (SEVERAL, {"loss": "CrossEntropyLoss"}, True),
+    "several labels, as declared": (SEVERAL, {"loss": "CrossEntropyLoss"}, False),
     "several labels with weights": (SEVERAL * 0.7, {}, True),
     "samples with weights": (SMOOTH * 0.5, {}, True),
     "smooth": (SMOOTH, {}, False),

@@ -1,5 +1,6 @@
 """TorchMetricsHandler: torchmetrics for runs without a task."""
 
+import gc
 import logging
 from itertools import pairwise
 from pathlib import Path
@@ -144,7 +145,7 @@ def test_a_metric_with_other_arguments_has_a_name_of_its_own(api: str, tmp_path:
     assert {name: found[name] for name in expected} == expected
 
 
-def test_a_handler_has_the_trainer_that_it_was_passed_to_last(tmp_path: Path) -> None:
+def test_a_handler_whose_trainer_is_gone_gets_the_next_one(tmp_path: Path) -> None:
     handler, own = MetricsHandler(["accuracy"]), MetricsHandler(["accuracy"], trainer="the user's")
     for part in ("a", "b"):
         trainers = [
@@ -152,6 +153,10 @@ def test_a_handler_has_the_trainer_that_it_was_passed_to_last(tmp_path: Path) ->
         ]
         assert handler.trainer.model is trainers[0].model
         assert own.trainer == "the user's"
+        other = Trainer(Classifier(), quiet(tmp_path / "other"), points(), metrics_handler=handler)
+        assert handler.trainer.model is trainers[0].model
+        del trainers, other
+        gc.collect()
 
 
 def test_a_whole_data_set_at_once_does_not_touch_what_was_counted():

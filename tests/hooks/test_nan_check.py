@@ -291,7 +291,7 @@ def test_a_layer_that_is_unfrozen_at_the_look_is_no_layer_without_gradients(
 
 
 @pytest.mark.parametrize("api", ["python", "config file"])
-@pytest.mark.parametrize("kind", ["unfrozen", "added", "held", "changed by hand"])
+@pytest.mark.parametrize("kind", ["unfrozen", "no gradient", "held", "changed by hand"])
 def test_a_layer_that_is_trainable_later_and_that_no_optimizer_changes_is_one_warning(
     kind: str, api: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -300,16 +300,16 @@ def test_a_layer_that_is_trainable_later_and_that_no_optimizer_changes_is_one_wa
             trainer, first = self.trainer, self.trainer.model.first
             if trainer.iterations_done == 3:
                 first.requires_grad_(True)
-                if kind == "added":
+                if kind == "no gradient":
                     trainer.model.last.extra = nn.Parameter(torch.ones(2))
-                if kind in ("added", "held"):
+                if kind in ("no gradient", "held"):
                     trainer.optimizer.add_param_group({"params": [*first.parameters()]})
             if kind == "changed by hand" and trainer.iterations_done > 3:
                 with torch.no_grad():
                     for parameter in first.parameters():
                         parameter.mul_(0.9)
 
-    model, data = Cut(0), Samples(inputs=torch.ones(32, 4), labels=torch.arange(32) % 2)
+    model, data = Cut(0), Samples(inputs=torch.ones(128, 4), labels=torch.arange(128) % 2)
     model.first.requires_grad_(False)
     if api == "python":
         settings = {"eval_strategy": "no", "save_enabled": False, "progress_bar": False, "device": "cpu"}
@@ -318,16 +318,16 @@ def test_a_layer_that_is_trainable_later_and_that_no_optimizer_changes_is_one_wa
         parts = {"optimizer": sgd, "lr_scheduler": torch.optim.lr_scheduler.ConstantLR(sgd, factor=1.0)}
         trainer: Any = Trainer(model, TrainingConfig(output_dir=tmp_path, **settings), data, **parts)
     else:
-        cfg = file_config(tmp_path, lambda: model, lambda: data, train_iter=32, train_micro_batch_size=1, log_period=2)
+        cfg = file_config(tmp_path, lambda: model, lambda: data, train_iter=128, train_micro_batch_size=1, log_period=2)
         cfg.optim = LazyCall(torch.optim.SGD)(params={}, lr=0.01)
         cfg.train.scheduler = LazyCall(torch.optim.lr_scheduler.ConstantLR)(factor=1.0)
         trainer = DefaultTrainer(cfg)
     trainer.register_hooks([Later()])
     trainer.train()
     found = [text for text in warnings_of(caplog) if "trainable since a later iteration" in text]
-    names = {"unfrozen": "2 parameters (first.weight, first.bias) are", "added": "1 parameter (last.extra) is"}
-    assert len(found) == (kind in names)
-    assert all(text.startswith(f"After iteration 24: {names[kind]} trainable since") for text in found)
+    assert len(found) == (kind == "unfrozen")
+    text = "After iteration 104: 2 parameters (first.weight, first.bias) are trainable since"
+    assert all(one.startswith(text) for one in found)
 
 
 @pytest.mark.exhaustive(every=2)

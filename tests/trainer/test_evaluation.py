@@ -284,7 +284,7 @@ class ReturnsLabels(nn.Module):
 
 @pytest.mark.parametrize("api", ["Python", "files"])
 @pytest.mark.parametrize("kind", ["predicted", "flat", "of the batch", "of a batch without"])
-def test_labels_that_a_model_returns_do_not_replace_those_of_the_batch(
+def test_predicted_classes_that_a_model_returns_as_labels_are_a_warning(
     api: str, kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     labels = torch.arange(100).view(50, 2) % 3
@@ -302,10 +302,9 @@ def test_labels_that_a_model_returns_do_not_replace_those_of_the_batch(
         model = trainer.model
         found = trainer.test(trainer.cfg, trainer.test_loader, trainer.model)["accuracy"]
     right = model.layer(INPUTS.unflatten(1, (2, 3))).argmax(2) == labels
-    assert found == pytest.approx(1.0 if kind == "of a batch without" else right.float().mean().item())
-    assert caplog.text.count("ReturnsLabels returns 'labels', and metrics read the labels of the batch") == (
-        kind == "predicted"
-    )
+    is_own = kind in ("predicted", "of a batch without")
+    assert found == pytest.approx(1.0 if is_own else right.float().mean().item())
+    assert caplog.text.count("ReturnsLabels returns its predicted classes as 'labels'") == (kind == "predicted")
 
 
 class TwoCalls(Trainer):

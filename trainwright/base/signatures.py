@@ -4,7 +4,7 @@ import ast
 import inspect
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from textwrap import dedent
 from typing import Any
 
@@ -57,16 +57,20 @@ def lacks_return(function: Callable[..., Any]) -> bool:
     return computes and not gives and not hasattr(function, "__wrapped__")
 
 
-def leaves_unread(function: Callable[..., Any], attribute: str) -> bool:
-    """Whether the text of a function uses its first argument only for other attributes than this one."""
+def leaves_unread(function: Callable[..., Any], attribute: str, others: Collection[str]) -> bool:
+    """Whether the text of a function uses its first argument only for ``others``, and ``attribute`` of nothing."""
     definition = _definition_of(function)
     arguments = [] if definition is None else definition.args.args[inspect.ismethod(function) :]
     if definition is None or not arguments:
         return False
     nodes = [*ast.walk(definition)]
-    others = {id(node.value) for node in nodes if isinstance(node, ast.Attribute) and node.attr != attribute}
+    attributes = [node for node in nodes if isinstance(node, ast.Attribute)]
+    texts = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    is_read = any(one.attr == attribute and ast.unparse(one.value) != "torch" for one in attributes)
+    is_read |= any(attribute in text for text in texts)
+    inside = {id(one.value) for one in attributes if one.attr in others}
     used = (node for node in nodes if isinstance(node, ast.Name) and node.id == arguments[0].arg)
-    return all(id(node) in others for node in used)
+    return not is_read and all(id(node) in inside for node in used)
 
 
 def divides_by(function: Callable[..., Any], attribute: str) -> bool:

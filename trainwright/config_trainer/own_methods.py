@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from trainwright.base.errors import ConfigTypeError
 from trainwright.base.signatures import read_signature, shown_arguments
+from trainwright.config.lazy.provenance import SECTIONS
 from trainwright.evaluation.adapters import evaluator_of
 from trainwright.hooks.method_overrides import Overrides, check_arguments, is_overridden
 
@@ -98,7 +99,7 @@ def warn_of_none(overrides: Overrides, method: str, result: Any, effect: str) ->
 def warn_of_unread(overrides: Overrides, method: str, section: str, given: Sequence[str]) -> None:
     """Warn of ``given`` overrides of a section of the configuration that a method of the user's does not read."""
     values = [one.lstrip("+") for one in given if not one.startswith("~")]
-    if values and overrides.leaves_unread(method, section):
+    if values and overrides.leaves_unread(method, section, SECTIONS.keys() - {section}):
         logger.warning(
             "%s has no effect: %s.%s does not read cfg.%s. Use cfg.%s in it.",
             ", ".join(values), overrides.kind, method, section, values[0].partition("=")[0],

@@ -114,8 +114,8 @@ def warn_of_left_out(loader: Any, name: str) -> None:
             left_out = batches.data_size % batches.micro_batch_size
         else:
             left_out = num_left_out(loader) if is_own_loader(loader) else len(batches.sampler) % batches.batch_size
-    except (AttributeError, TypeError, NotImplementedError):  # a stream, or a sampler of the user's
-        left_out = 1
+    except (AttributeError, TypeError, NotImplementedError):  # a stream, or a sampler of the user's: it is unknown
+        left_out = 0
     if left_out:
         logger.warning("%s leaves out its last, shorter batch: build it with drop_last=False.", name)
 

@@ -241,11 +241,11 @@ def forward(model: Any, batch: Any, *, takes_all: bool = False) -> Any:
         raise
 
 
-def _unused_loss(model: nn.Module, criterion: Any, source: "LossSource") -> str | None:
-    """What to log of a loss of the model that a pair leaves out; None without one."""
+def _unused_loss(model: nn.Module, criterion: Any, source: "LossSource") -> tuple[int, str] | None:
+    """What to log of a loss of the model that a pair leaves out, with its level; None without one."""
     name, used = type(model).__name__, type(loss_inside(criterion)).__name__
     if (method := getattr(model, "compute_loss", None)) is not None:
-        return (
+        return logging.WARNING, (
             f"{name}.compute_loss{read_signature(method)} is not called: of a pair it would get two arguments, the"
             f" output and the target. The loss is {used}."
         )
@@ -253,7 +253,7 @@ def _unused_loss(model: nn.Module, criterion: Any, source: "LossSource") -> str 
     label = next((one for one in others if one in LABEL_NAMES), None)
     if label is None or not source.is_default:
         return None
-    return (
+    return logging.INFO, (  # it may return the same scores with labels
         f"{name}.forward gets the first item of a pair, without {label!r}, and the loss is {used} of what it returns."
         f" If the model computes its loss, give fields with names, such as ColumnDataset({first}=..., {label}=...); if"
         f" not, set loss={used!r}."
@@ -264,7 +264,7 @@ def _of_pair(
     criterion: Callable[..., Tensor],
     loss: Loss,
     record_outputs: Callable[[Any], None] | None,
-    unused: str | None,
+    unused: tuple[int, str] | None,
     source: "LossSource",
 ) -> Loss:
     """Calls the model with the first item of a pair. Scores that it returns go to the criterion.
@@ -285,7 +285,7 @@ def _of_pair(
             record_outputs(outputs)
         if unused is not None and not torch.compiler.is_compiling():
             if losses_of(outputs) is None:
-                logger.warning(unused)
+                logger.log(*unused)
             unused = None
         if outputs.__class__ is Tensor and outputs.dim():
             # An evaluation before the training has no gradients, by which some checks tell outputs from targets.
@@ -425,8 +425,8 @@ def _checked(
         _refuse_broadcast(type(kind).__name__, outputs, target)
     elif isinstance(kind, _OF_CLASSES):
         _refuse_scores(type(kind).__name__, outputs, target)
-        if isinstance(kind, nn.CrossEntropyLoss):
-            _refuse_several_labels(outputs, target, source)
+        if source.is_default and isinstance(kind, nn.CrossEntropyLoss):
+            _refuse_several_labels(outputs, target)
     elif isinstance(kind, nn.BCEWithLogitsLoss):
         if _is_sigmoid(outputs):
             logger.warning(
@@ -466,7 +466,7 @@ class _Broadcasts(TorchFunctionMode):
         # Of two outputs or two targets, all pairs may be meant.
         are_both = {one.shape for one in tensors} == self._shapes and sum(one.requires_grad for one in tensors) == 1
         is_squared = isinstance(result, Tensor) and result.numel() == self._size
-        is_compared = is_squared or getattr(function, "__module__", "") == F.__name__
+        is_compared = is_squared or (getattr(function, "__module__", "") == F.__name__ and "loss" in function.__name__)
         if self._message is not None and are_both and is_compared:
             logger.warning(self._message)
             self._message = None
@@ -521,8 +521,8 @@ def _refuse_scores(loss: str, outputs: Tensor, target: Tensor) -> None:
         )
 
 
-def _refuse_several_labels(outputs: Tensor, target: Tensor, source: LossSource) -> None:
-    """Raise or warn if targets that the cross-entropy takes as class probabilities do not sum to 1.
+def _refuse_several_labels(outputs: Tensor, target: Tensor) -> None:
+    """Raise or warn if targets that the default cross-entropy takes as class probabilities do not sum to 1.
 
     0 is a sample that does not count.
     """
@@ -534,9 +534,9 @@ def _refuse_several_labels(outputs: Tensor, target: Tensor, source: LossSource) 
     message = (
         "TrainingConfig.loss: CrossEntropyLoss takes targets of the shape of the outputs as the probabilities of"
         f" classes, which sum to 1, and those of a sample sum to {float(sums[(sums - 1).abs().argmax()]):.3g}. If a"
-        " sample may have several labels, set loss='BCEWithLogitsLoss'."
+        " sample may have several labels, set loss='BCEWithLogitsLoss'; if this loss is meant, loss='CrossEntropyLoss'."
     )
-    if source.is_default and bool(((target == 0) | (target == 1)).all()):
+    if bool(((target == 0) | (target == 1)).all()):
         raise ConfigError(message)
     logger.warning(message)
 

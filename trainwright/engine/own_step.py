@@ -381,8 +381,6 @@ class _FirstWindow:
             self._warn_of_no_step()
 
     def _patience(self) -> int:
-        if self.calls_base and not self._run.overrides.uses("step"):
-            return 2
         few = _MANY_WITH_GRADIENTS if self._is_used() else _MANY_WITHOUT_STEP
         return _MANY_OF_LOOP if self._is_loop else few
 

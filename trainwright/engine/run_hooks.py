@@ -60,7 +60,8 @@ def run_hooks(run: Run) -> list[HookBase | None]:
             f"{run.overrides.kind}.build_hooks returned {type(hooks).__name__}; it must return a list of hooks, for"
             " example [*super().build_hooks(), MyHook()]."
         )
-    is_own = run.overrides.has("build_hooks") and not (run.trainer.is_copy or run.overrides.has("train"))
+    is_own = run.overrides.has("build_hooks") and not run.overrides.uses("build_hooks")  # super().build_hooks()
+    is_own &= not (run.trainer.is_copy or run.overrides.has("train"))
     if is_own and any(hooks) and not any(map(_is_of_library, hooks)):
         logger.warning(
             "%s.build_hooks returned none of the library's hooks, which save, evaluate, log and set the learning rate."

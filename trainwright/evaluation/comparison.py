@@ -117,7 +117,6 @@ class Comparisons:
         criterion: returns the criterion that computes the loss of a batch; None: the model computes it, or user code.
         label_names: the fields of a batch that are its labels; None: those that the model takes as labels.
         loss_ignores: as of :func:`~trainwright.models.targets.declared_targets`.
-        has_own_outputs: whether a step of the user's own returns the outputs.
     """
 
     def __init__(
@@ -127,29 +126,25 @@ class Comparisons:
         *,
         label_names: Sequence[str] | None = None,
         loss_ignores: LossIgnores = "declared",
-        has_own_outputs: Callable[[], bool] = lambda: False,
     ) -> None:
         self._model, self._criterion = model, criterion
         self._label_names, self._loss_ignores = label_names, loss_ignores
-        self._has_own_outputs, self._is_logged = has_own_outputs, False
         self._is_checked = False  # whether labels are the tokens of a batch
+        self._has_looked = False  # at labels of an output
         self._current: Comparison | None = None
-        self._reads_batch: bool | None = None  # the labels of the batch, in spite of an output; None: not decided
 
     def labelled(self, batch: Any, outputs: Mapping[str, Any] | None = None) -> Any:
-        """The batch with its labels where :func:`target_of` finds them: those of ``label_names``.
+        """The batch with its labels where :func:`target_of` finds them: those of the outputs, or of ``label_names``.
 
-        By default those of the fields that ``forward`` takes as labels, if none has one of the usual names. An output
-        ``labels`` of a step of the user's own precedes them; that of a model has the labels of a batch without any.
+        By default those of the fields that ``forward`` takes as labels, if none has one of the usual names.
 
         Raises:
             ConfigError: there is no field of such a name.
         """
         labels = (outputs or {}).get("labels")
-        if labels is not None:
-            if self._reads_batch is None:
-                self._reads_batch = self._are_of_batch(labels, batch)
-            labels = None if self._reads_batch else labels
+        if outputs is not None and labels is not None and not self._has_looked:
+            self._has_looked = True
+            self._warn_of_predicted(labels, outputs, batch)
         if labels is None and isinstance(batch, Mapping):
             if absent := [name for name in self._label_names or () if name not in batch]:
                 raise ConfigError(
@@ -162,28 +157,23 @@ class Comparisons:
             return batch
         return {**batch, "labels": labels} if isinstance(batch, Mapping) else (batch, labels)
 
-    def _are_of_batch(self, labels: Any, batch: Any) -> bool:
-        """Whether the labels of the batch count in place of an output of the model, perhaps its prediction.
-
-        It may return those of the batch in another shape, that of its scores.
-        """
-        names = label_fields(self._model(), batch, self._label_names)
+    def _warn_of_predicted(self, labels: Any, outputs: Mapping[str, Any], batch: Any) -> None:
+        """Warn if an output ``labels`` has the most probable classes of the scores, and not the labels of the batch."""
+        names, scores = label_fields(self._model(), batch, self._label_names), outputs.get("logits")
         own = batch[names[0]] if names else target_of(batch)
-        if own is None or _has_same_memory(labels, own) or self._has_own_outputs():
-            return False
-        if not self._is_logged:
-            self._is_logged = True
+        if not (isinstance(scores, Tensor) and isinstance(labels, Tensor) and isinstance(own, Tensor)):
+            return
+        if _are_equal(labels, own):
+            return
+        if any(_are_equal(labels, scores.argmax(dim)) for dim in {min(1, scores.dim() - 1), scores.dim() - 1}):
             logger.warning(
-                "%s returns 'labels', and metrics read the labels of the batch. Give the output another name; if it has"
-                " the labels to compare with, return it from evaluation_step(batch) of a Trainer, or read it in an"
-                " evaluator.",
-                type(self._model()).__name__,
-            )
-        return True
+                "%s returns its predicted classes as 'labels', with which metrics compare its scores. Give the output"
+                " another name.", type(self._model()).__name__,
+            )  # fmt: skip
 
     def forget(self) -> None:
         """Another evaluation begins, perhaps of other data."""
-        self._current = self._reads_batch = None
+        self._current = None
 
     def current(self, outputs: Any, inputs: Any) -> Comparison:
         """The comparison of the evaluation, found with its first batch."""
@@ -215,10 +205,8 @@ class Comparisons:
             )
 
 
-def _has_same_memory(one: Any, other: Any) -> bool:
-    if not (isinstance(one, Tensor) and isinstance(other, Tensor)):
-        return one is other
-    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.device == other.device and bool((one == other).all())
 
 
 def find_comparison(

@@ -139,7 +139,9 @@ class LRScheduler(HookBase):
             self._set_to = rate
             return
         self._watches = False
-        if not is_set and self._current.base_lrs == self._base:  # else it is set again after each step, or with them
+        is_near = self._set_to is None or abs(rate - self._set_to) <= 0.1 * abs(self._set_to)  # also of a rate of 0
+        # Else it is set again after each step, or with them, or the schedule computes it in another way now.
+        if not is_set and not is_near and self._set_to and self._current.base_lrs == self._base:
             name = getattr(self._current, "name", type(self._current).__name__)
             logger.warning(
                 "The learning rate was set to %g and lost with the next step of %s, which computes it from its base"

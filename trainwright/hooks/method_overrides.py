@@ -4,7 +4,7 @@ import dis
 import logging
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from difflib import get_close_matches
 from inspect import getattr_static, getsource, isfunction
@@ -261,9 +261,9 @@ class Overrides:
         """Whether a method of the user's divides by an attribute, such as a setting."""
         return self.has(name) and divides_by(getattr(self._owner(), name), attribute)
 
-    def leaves_unread(self, name: str, section: str) -> bool:
+    def leaves_unread(self, name: str, section: str, others: Collection[str]) -> bool:
         """Whether a method of the user's reads other sections of its first argument, a configuration, than this one."""
-        return self.has(name) and leaves_unread(getattr(self._owner(), name), section)
+        return self.has(name) and leaves_unread(getattr(self._owner(), name), section, others)
 
     @property
     def kind(self) -> str:

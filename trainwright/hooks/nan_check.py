@@ -42,6 +42,7 @@ _COUNT = (
 
 
 _MANY_ITERATIONS = 20  # a parameter may take part in some updates only
+_MANY_UNCHANGED = 100  # an optimizer of the user's own may step seldom
 
 
 class NonFiniteError(UserError, FloatingPointError):
@@ -271,7 +272,7 @@ class FiniteCheck(HookBase):
         model, optimizer = getattr(self.trainer, "model", None), getattr(self.trainer, "optimizer", None)
         if model is None or optimizer is None or current_mesh() is not None:
             return
-        trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        trainable = {n: p for n, p in model.named_parameters() if p.grad is not None and p.requires_grad}
         late = {n: p for n, p in trainable.items() if id(p) not in self._trainable_before}
         held = {id(parameter) for parameter in parameters_of(optimizer)} if late else set[int]()
         late = {n: p for n, p in late.items() if id(p) not in held}
@@ -279,7 +280,7 @@ class FiniteCheck(HookBase):
         before, number = self._unchanged, self.trainer.iter + 1
         since = {n: before[id(p)][1] if before.get(id(p), (None,))[0] == sums[n] else number for n, p in late.items()}
         self._unchanged = {id(p): (sums[name], since[name]) for name, p in late.items()}
-        if names := [name for name, first in since.items() if number - first >= _MANY_ITERATIONS]:
+        if names := [name for name, first in since.items() if number - first >= _MANY_UNCHANGED]:
             self._trainable_before |= self._unchanged.keys()
             logger.warning(
                 "After iteration %d: %s trainable since a later iteration than the first, and no optimizer changes %s."

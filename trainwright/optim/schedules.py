@@ -378,7 +378,7 @@ def _warn_of_rates(schedule: Any, planned: int, often: str, epochs: float) -> bo
     rates, kind = _rates_of(schedule, planned), type(schedule).__name__
     if planned < 2 * _MANY or not (highest := max(rates, default=0.0)) > 0:
         return False
-    low = sum(rate < _LEAST * highest for rate in rates) / len(rates)
+    low = sum(rate < _LEAST * highest for rate in rates[rates.index(highest) :]) / len(rates)  # it may start late
     if low > 0.5:
         steps = round(planned / epochs) if 0 < epochs <= planned / _MANY else 0
         if kind == "LambdaLR":
@@ -397,7 +397,9 @@ def _warn_of_rates(schedule: Any, planned: int, often: str, epochs: float) -> bo
         return False
     base = max(map(float, schedule.base_lrs))
     factor = highest / base
+    is_warm_up = rates[-1] == highest > rates[-2]  # longer than the run
     is_rate = factor < 0.05 and (highest < 1e-6 or 0.2 < factor / base < 5)  # with lr=1.0 a factor may be a rate
+    is_rate &= not is_warm_up
     if is_rate:
         logger.warning(
             "LambdaLR: its function returns a factor of lr, not the rate. It is at most %.3g, and with lr=%.3g the"

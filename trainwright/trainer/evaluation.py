@@ -74,7 +74,6 @@ class Evaluation:
             lambda batch: own.declared_criterion(used_loss(getattr(own.model, "compute_loss", None), batch)),
             label_names=run.spec.label_names,
             loss_ignores=run.spec.loss_ignores,
-            has_own_outputs=lambda: own.overrides.has("evaluation_step"),
         )
 
     # Data.
@@ -198,7 +197,7 @@ class Evaluation:
         """Warn once if metrics read one of several scores that the model returns for a batch."""
         self._has_checked_calls = True
         scores = [one for one in map(predictions_of, outputs) if isinstance(one, Tensor)]
-        has_metrics = getattr(self._handler(), "known_results", lambda: None)() != []
+        has_metrics = bool(getattr(self._handler(), "known_results", lambda: None)())
         is_read = has_metrics and not (self.generates() or self._overrides.has("evaluation_step", "compute_metric"))
         if is_read and not all(_are_equal(one, scores[-1]) for one in scores):
             logger.warning(

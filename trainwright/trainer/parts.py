@@ -67,10 +67,17 @@ def given_handler(given: Given, spec: RunSpec, trainer: RunMethods) -> Any:
     handler = handler_of(given.metrics_handler)
     inner = handler.metric_evaluators() if isinstance(handler, EvaluatorHandler) else ()
     for one in (handler, *(evaluator.metric for evaluator in inner)):
-        held = getattr(one, "trainer", trainer)
-        if held is None or type(held) in weakref.ProxyTypes:  # perhaps of an earlier trainer
+        if (held := getattr(one, "trainer", trainer)) is None or _is_gone(held):
             one.trainer = weakref.proxy(trainer)
     return handler
+
+
+def _is_gone(held: Any) -> bool:
+    """Whether this is the reference to an earlier trainer, which has been deleted."""
+    try:
+        return type(held) in weakref.ProxyTypes and held.__class__ is None
+    except ReferenceError:
+        return True
 
 
 def build_metrics_handler(spec: RunSpec, trainer: RunMethods) -> Any:
