@@ -89,7 +89,7 @@ def test_a_fault_is_one_message_and_leaves_the_earlier_run_alone(
 
 
 def test_several_faults_are_reported_together(mnist_project: Path, train: Callable, tmp_path: Path) -> None:
-    faults = ["train.log_perid=5", "train.seed=0", "train.dist.tensor_parallel_size=0", "optim.lrr=1"]
+    faults = ["train.log_perid=5", "train.seed=-1", "train.dist.tensor_parallel_size=0", "optim.lrr=1"]
     done = train(mnist_project / CONFIG, *faults, cwd=tmp_path, code=2)
     for fact in ("4 faults", "train.log_perid", "train.seed", "train.dist.tensor_parallel_size", "optim.lrr"):
         assert fact in done.stderr

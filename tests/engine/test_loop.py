@@ -234,7 +234,7 @@ def test_a_lost_process_fails_a_save_in_flight_without_a_second_traceback(
     [
         (
             lambda trainer: trainer.storage.latest()["loss"],
-            "no metric 'loss' has been put. That of the training is 'tot",
+            "storage.latest() has no 'loss' now. Did you mean 'total_loss'?",
         ),
         (lambda trainer: trainer.storage.latest()["total_los"], "Did you mean 'total_loss'?"),
         (lambda trainer: trainer.last_eval_results["Acc@1"], "no 'Acc@1'. Nothing has been evaluated yet."),

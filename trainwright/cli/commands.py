@@ -9,7 +9,7 @@ GROUPS = {
     "train": {
         "new": "a new project that trains at once",
         "train": "train from a configuration file; --resume continues a run",
-        "launch": "run a command or a script in several processes, on one or several hosts",
+        "launch": "run a command or a script in several processes or on several hosts",
     },
     "use a trained model": {
         "eval": "evaluate a checkpoint; metrics and predictions to files",

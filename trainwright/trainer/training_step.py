@@ -266,13 +266,16 @@ class TrainingStep:
     def _refusing_steps(self) -> Iterator[None]:
         """Raise if a ``training_step`` of the user's steps the optimizer, which the trainer does after it."""
         stepped, has = list[Any](), self._overrides.has
+        is_own = has("training_step") and not has("train_step", "run_step", "optimization_step")
+        if not is_own or self._run.spec.graph:  # a hook would keep the optimizer outside of the program
+            yield
+            return
         handle = register_optimizer_step_pre_hook(lambda optimizer, *_: stepped.append(optimizer))
         try:
             yield
         finally:
             handle.remove()
-        own = [one for one in each_optimizer(self._run.optimizer) if any(one is each for each in stepped)]
-        if own and has("training_step") and not has("train_step", "run_step", "optimization_step"):
+        if any(one is each for one in each_optimizer(self._run.optimizer) for each in stepped):
             raise ConfigError(
                 f"{self._overrides.kind}.training_step has called optimizer.step(), and the trainer steps after it:"
                 " each update would be made twice. Call self.backward(loss) and return the loss, or override"
