@@ -69,10 +69,17 @@ def warn_of_names(cfg: DictConfig, file: str) -> None:
         if (is_yaml or key or is_call) and not is_referenced(cfg, name):
             hint = _of_yaml(name, key, of_model) if is_yaml else _of_key(key)
             logger.warning("%s, line %d: nothing reads %s. %s", file, line, name, hint)
-    for path, line in {} if is_yaml else _set_elsewhere(Path(file)).items():
+    _warn_of_sections(cfg, file)
+
+
+def _warn_of_sections(cfg: DictConfig, file: str) -> None:
+    """Log keys that a Python file sets in sections of its variables, in place of its own."""
+    if not file.endswith(".py") or any(value_at(cfg, key) for key in OWN_CODE):  # which may read any section
+        return
+    for path, line in _set_elsewhere(Path(file)).items():
         name, section, key = path.split(".", 2)
-        is_known = name not in cfg or has_own_code or is_referenced(cfg, name)
-        if not is_known and str(value_at(cfg, path)) != str(value_at(cfg, f"{section}.{key}")):
+        is_same = str(value_at(cfg, path)) == str(value_at(cfg, f"{section}.{key}"))
+        if name in cfg and not is_same and not is_referenced(cfg, name):
             hint = f"Write {section}.{key} = ..., after {section} = {name}.{section}."
             logger.warning("%s, line %d: nothing reads %s. %s", file, line, path, hint)
 

@@ -115,11 +115,7 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
     own = [name for name in children if name not in SECTIONS]
     for name in _REQUIRED:
         node = children.get(name)
-        misplaced = {
-            one: [other for other in SECTIONS if other in has and other != name]
-            for one in own
-            if isinstance(children[one], DictConfig) and name in (has := raw_children(children[one]))
-        }
+        misplaced = _misplaced(name, {one: children[one] for one in own})
         if node is None or node._is_none() or (misplaced and overrides_of(node)):  # an override made it
             near = difflib.get_close_matches(name, own, n=1)
             if near:
@@ -141,6 +137,12 @@ def _section_faults(cfg: DictConfig) -> Iterator[Fault]:
         if (what := section_fault(name, value_at(cfg, name))) is not None:
             yield Fault(name, what, kind=ConfigTypeError)
     yield from _loader_faults(cfg)
+
+
+def _misplaced(name: str, variables: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The variables that have this section, with their other sections."""
+    inside = {one: raw_children(node) for one, node in variables.items() if isinstance(node, DictConfig)}
+    return {one: [n for n in SECTIONS if n in has and n != name] for one, has in inside.items() if name in has}
 
 
 def _missing_section(name: str, misplaced: Mapping[str, Sequence[str]], *, is_script: bool) -> str:
