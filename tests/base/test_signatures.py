@@ -14,7 +14,8 @@ from torch.utils.data import TensorDataset
 import trainwright
 from tests.toys import quiet
 from trainwright import Trainer
-from trainwright.base.signatures import lacks_return, read_signature
+from trainwright.base.signatures import read_signature
+from trainwright.base.source_text import lacks_return
 from trainwright.data import ColumnDataset
 
 

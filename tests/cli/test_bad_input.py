@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from trainwright.cli.main import main
+
 CONFIG = "configs/config.py"
 MODEL = "modeling/model.py"
 DATASET = "dataset/dataset.py"
@@ -112,3 +114,16 @@ def test_a_failure_in_the_middle_exits_1_and_keeps_the_checkpoints(
     assert (folder / "last_checkpoint").read_text().strip() == "model_0000029"
     assert not (folder / "model_final").exists()
     assert "iteration 41" in (folder / "log.txt").read_text()
+
+
+def test_the_reason_for_refused_targets_of_data_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_parts_of_data.py").write_text("raise SystemExit('imported')")
+    calls = {name: f"{{_target_: own_parts_of_data.{name}}}" for name in ("Net", "Loader")}
+    Path("data.yaml").write_text(f"model: {calls['Net']}\ndataloader: {{train: {calls['Loader']}}}\n")
+    assert main(["train", "data.yaml"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.count("--trust-folder") for line in lines if "is refused" in line] == [1, 0]
+    assert lines[-1].endswith("target 'own_parts_of_data.Loader' is refused, as above.")

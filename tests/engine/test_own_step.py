@@ -413,8 +413,9 @@ class SteppingAlone(Stepping):
 def test_a_training_step_that_steps_the_optimizer_of_the_trainer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"Stepping\.training_step has called optimizer.*would be made twice"):
         trained(Stepping, tmp_path / "twice")
-    trained(SteppingAnother, tmp_path / "another")
-    trained(SteppingAlone, tmp_path / "alone")
+    plain = trained(Trainer, tmp_path / "plain")
+    for kind in (SteppingAnother, SteppingAlone):
+        assert_equal_weights(trained(kind, tmp_path / kind.__name__).model, plain.model)
 
 
 class Divides(Trainer):

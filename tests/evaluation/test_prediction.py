@@ -148,6 +148,9 @@ def test_a_loader_that_leaves_samples_out_is_a_warning_where_some_are_missing(
         assert warned() == ["Trainer.predict"] * number
         trainer.evaluate(loader)
         assert warned() == ["Trainer.evaluate"] * number
+    trainer.evaluate(DataLoader(Stream([*PAIRS]), 4, drop_last=True))  # whose length is unknown
+    assert "Trainer.evaluate: the loader may leave out its last, shorter batch" in caplog.text
+    caplog.clear()
     config_trainer = DefaultTrainer(column_config(tmp_path / "file"))
     loader = DataLoader(columns(), 4, shuffle=True, drop_last=True)
     assert len(config_trainer.predict(loader)["prediction_scores"]) == 8

@@ -78,9 +78,12 @@ def test_a_period_may_be_a_function_and_results_may_have_a_prefix() -> None:
     assert evaluated == [1, 4, 8]  # not twice at the end
     assert list(trainer.storage.latest()) == ["eval_acc"]
     named = Trainer()
-    named.register_hooks([EvalHook(2, lambda: {"eval_acc": 1.0, "loss": 2.0}, prefix="eval_")])
+    results = {"eval_acc": 1.0, "loss": 2.0, "f1": 3.0, "eval_f1": 4.0}
+    named.register_hooks([EvalHook(2, lambda: results, prefix="eval_")])
     named.train(0, 2)
-    assert list(named.storage.latest()) == ["eval_acc", "eval_loss"]  # a prefix of the user's is not repeated
+    found = {name: value for name, (value, _) in named.storage.latest().items()}
+    # A prefix of the user's is not repeated, unless another result would get this name.
+    assert found == {"eval_acc": 1.0, "eval_loss": 2.0, "eval_f1": 3.0, "eval_eval_f1": 4.0}
 
 
 def test_callback_hook_calls_the_functions_it_has() -> None:

@@ -105,19 +105,21 @@ def num_left_out(loader: Any) -> int:
 
 
 def warn_of_left_out(loader: Any, name: str) -> None:
-    """Warn of a loader to evaluate that leaves out the samples of its last, shorter batch, if there are such."""
+    """Warn of a loader to evaluate that leaves out the samples of its last, shorter batch, or may do so."""
     batches: Any = getattr(loader, "batch_sampler", None)
     if not getattr(loader if batches is None else batches, "drop_last", False):
         return
+    left_out: int | None
     try:
         if isinstance(batches, SingleRoundSampler):
             left_out = batches.data_size % batches.micro_batch_size
         else:
             left_out = num_left_out(loader) if is_own_loader(loader) else len(batches.sampler) % batches.batch_size
-    except (AttributeError, TypeError, NotImplementedError):  # a stream, or a sampler of the user's: it is unknown
-        left_out = 0
-    if left_out:
-        logger.warning("%s leaves out its last, shorter batch: build it with drop_last=False.", name)
+    except (AttributeError, TypeError, NotImplementedError):  # a stream, or a sampler of the user's
+        left_out = None
+    if left_out != 0:
+        verb = "may leave" if left_out is None else "leaves"
+        logger.warning("%s %s out its last, shorter batch: build it with drop_last=False.", name, verb)
 
 
 def warn_of_predicted(loader: Any, name: str) -> None:

@@ -19,7 +19,6 @@ from trainwright.base.dist import broadcast_object, get_data_parallel_size, get_
 from trainwright.base.errors import ConfigError
 from trainwright.base.files import Content
 from trainwright.base.lazy_names import ring
-from trainwright.base.signatures import warn_of_no_results
 from trainwright.checkpoint.checkpointer import Checkpointer
 from trainwright.config.spec import RunSpec
 from trainwright.data.batch_loader import BatchLoader
@@ -38,6 +37,7 @@ from trainwright.engine.resumed_settings import TAKEN, Settings, differences
 from trainwright.engine.state import TrainerState, TrainingState
 from trainwright.engine.step import Step
 from trainwright.engine.update import Update
+from trainwright.evaluation.evaluator import warn_of_no_results
 from trainwright.evaluation.hardest_samples.table import watch_hardest
 from trainwright.evaluation.prediction import iterate_predictions, predict
 from trainwright.events.formats import RECORD_NAME, read_starts

@@ -10,8 +10,14 @@ from typing import Any
 from torch import nn
 
 from trainwright.base.errors import ConfigTypeError
-from trainwright.base.signatures import read_signature, warn_of_no_results
-from trainwright.evaluation.evaluator import DatasetEvaluator, DatasetEvaluators, required, single_evaluators
+from trainwright.base.signatures import read_signature
+from trainwright.evaluation.evaluator import (
+    DatasetEvaluator,
+    DatasetEvaluators,
+    required,
+    single_evaluators,
+    warn_of_no_results,
+)
 from trainwright.models.outputs import predictions_of
 from trainwright.models.targets import target_of
 

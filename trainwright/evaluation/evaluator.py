@@ -1,12 +1,13 @@
 """An evaluator computes metrics from the batches of a data set and the model's outputs; its results as text."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 from trainwright.base.batch import described
 from trainwright.base.errors import UserError
+from trainwright.base.source_text import lacks_return
 from trainwright.models.outputs import named_outputs
 from trainwright.models.targets import target_of
 
@@ -230,3 +231,12 @@ def _text(value: Any, form: str = ".6g") -> str:
         return format(float(value), form)
     except (TypeError, ValueError):
         return str(value)
+
+
+def warn_of_no_results(function: Callable[..., Any], name: str) -> None:
+    """Log a method for the results of an evaluation that has no ``return``."""
+    if lacks_return(function):
+        logger.warning(
+            "%s has no return statement, so there are no results: return {'accuracy': value}. If there are none on"
+            " purpose, return {}.", name,
+        )  # fmt: skip

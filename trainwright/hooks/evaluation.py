@@ -88,8 +88,10 @@ class EvalHook(HookBase):
         trained |= {"loss"} | storage.logged_results
         is_trained = {name: not trained.isdisjoint((name, name.rpartition("/")[2])) for name in scalars}
         prefixes = {name: self._prefix or "eval_" * is_trained[name] for name in scalars}
-        # A method of the user's may have named a result eval_f1 already.
-        scalars = {f"{prefixes[name]}{name.removeprefix(prefixes[name])}": value for name, value in scalars.items()}
+        # A method of the user's may have named a result eval_f1 already, and may have an f1 beside it.
+        plain = {name: name.removeprefix(prefix) for name, prefix in prefixes.items()}
+        plain |= {name: name for name, short in plain.items() if short in scalars}
+        scalars = {f"{prefixes[name]}{plain[name]}": value for name, value in scalars.items()}
         storage.refuse_logged(scalars, "a result of the evaluation")
         self._warn_of_nan({name: value for name, value in scalars.items() if "loss" in name})
         before, done = storage.latest(), trainer.iterations_done

@@ -12,7 +12,8 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from trainwright.base.errors import ConfigTypeError
-from trainwright.base.signatures import divides_by, lacks_return, leaves_unread, read_signature, shown_arguments
+from trainwright.base.signatures import read_signature, shown_arguments
+from trainwright.base.source_text import divides_by, lacks_return, leaves_unread
 from trainwright.config import foreign_names
 
 logger = logging.getLogger("trainwright.hooks")
@@ -254,7 +255,7 @@ class Overrides:
         return _is_used(type(self._owner()), name)
 
     def lacks_return(self, name: str) -> bool:
-        """Whether a method of the user's :func:`has no return <trainwright.base.signatures.lacks_return>`."""
+        """Whether a method of the user's :func:`has no return <trainwright.base.source_text.lacks_return>`."""
         return self.has(name) and lacks_return(getattr(type(self._owner()), name))
 
     def divides_by(self, name: str, attribute: str) -> bool:
@@ -262,7 +263,7 @@ class Overrides:
         return self.has(name) and divides_by(getattr(self._owner(), name), attribute)
 
     def leaves_unread(self, name: str, section: str, others: Collection[str]) -> bool:
-        """Whether a method of the user's reads other sections of its first argument, a configuration, than this one."""
+        """Whether a method of the user's uses its first argument for ``others`` only, and no section of this name."""
         return self.has(name) and leaves_unread(getattr(self._owner(), name), section, others)
 
     @property
