@@ -386,18 +386,19 @@ def test_a_step_without_a_backward_pass_names_the_steps_of_several_optimizers(tm
 class Stepping(Trainer):
     """Its training_step steps an optimizer, by default that of the trainer, which steps after it."""
 
-    stepped = "optimizer"
+    stepped, times = "optimizer", 1
 
     def training_step(self, batch: Any) -> Any:
         getattr(self, self.stepped).zero_grad()
         loss = F.cross_entropy(self.model(batch[0]), batch[1])
         loss.backward()
-        getattr(self, self.stepped).step()
+        for _ in range(self.times):
+            getattr(self, self.stepped).step()
         return loss.detach()
 
 
 class SteppingAnother(Stepping):
-    stepped = "another"
+    stepped, times = "another", 3
 
     @property
     def another(self) -> Any:
@@ -410,9 +411,24 @@ class SteppingAlone(Stepping):
         pass
 
 
-def test_a_training_step_that_steps_the_optimizer_of_the_trainer_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"Stepping\.training_step has called optimizer.*would be made twice"):
-        trained(Stepping, tmp_path / "twice")
+class SteppingBySelf(Trainer):
+    def training_step(self, batch: Any) -> Any:
+        loss = F.cross_entropy(self.model(batch[0]), batch[1])
+        self.backward(loss)
+        self.step()
+        return loss.detach()
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 4}, {"dataloader_num_workers": 1}], ids=str)
+@pytest.mark.parametrize("kind", [Stepping, SteppingBySelf])
+def test_a_training_step_that_steps_the_optimizer_of_the_trainer_is_refused(
+    kind: type[Trainer], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"training_step steps the optimizer, and the trainer.*made twice"):
+        trained(kind, tmp_path / "twice", **settings)
+
+
+def test_a_training_step_may_step_another_optimizer_or_in_place_of_the_trainer(tmp_path: Path) -> None:
     plain = trained(Trainer, tmp_path / "plain")
     for kind in (SteppingAnother, SteppingAlone):
         assert_equal_weights(trained(kind, tmp_path / kind.__name__).model, plain.model)

@@ -7,6 +7,7 @@ settings it bypasses.
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
@@ -180,7 +181,13 @@ class OwnStep(HookBase):
         self.due = None if own or loops else ()  # and once the user's code has made a part, see _part_of
         if own or loops:
             name = f"{self._run.overrides.kind}.{' and '.join(loops or own)}"
-            self._first = _FirstWindow(self._run, name, has_early_step="run_step" in own, is_loop=bool(loops))
+            self._first = _FirstWindow(
+                self._run,
+                name,
+                has_early_step="run_step" in own,
+                is_loop=bool(loops),
+                is_stepped=own == ["training_step"],
+            )
             self.watch_optimizers()
 
     def after_train(self) -> None:
@@ -337,7 +344,7 @@ class _OptimizerPart:
 class _FirstWindow:
     """Sees in the first update what a user's step, an override of ``name``, does without the trainer's methods."""
 
-    def __init__(self, run: "Run", name: str, *, has_early_step: bool, is_loop: bool) -> None:
+    def __init__(self, run: "Run", name: str, *, has_early_step: bool, is_loop: bool, is_stepped: bool) -> None:
         self._run, self._name = run, name
         self._parameters = {id(parameter) for parameter in run.model.parameters()}
         self._has_raw_step = self._has_lost_gradients = self._lacks_gradients = False
@@ -348,6 +355,8 @@ class _FirstWindow:
         self.calls_base = False  # the train_step of a DefaultTrainer, which makes no step
         self._has_early_step = has_early_step  # within an accumulation window
         self._is_loop = is_loop  # which reads batches itself: it may accumulate those of many iterations
+        self._is_stepped = is_stepped  # by the trainer, after it
+        self._num_steps = Counter[int]()  # in this update, by the id of the optimizer
         run.update.has_differentiated = run.update.has_finished = False
         self._handle = register_optimizer_step_pre_hook(self._see_step)
 
@@ -415,6 +424,15 @@ class _FirstWindow:
                 self._name, self._num_without_step, self._calls(),
             )  # fmt: skip
 
+    def _refuse_two_steps(self) -> None:
+        # Another optimizer, such as that of a critic, may make several steps.
+        if self._is_stepped and any(self._num_steps[id(one)] > 1 for one in each_optimizer(self._run.optimizer)):
+            raise ConfigError(
+                f"{self._name} steps the optimizer, and the trainer does so after it: each update would be made twice."
+                " Call self.backward(loss) and return the loss, or override train_step(model, inputs), which steps"
+                " itself."
+            )
+
     def warn(self) -> None:
         settings, update = {} if self._is_loop else _settings_of_step(self._run), self._run.update
         if self._lacks_gradients and not (self._is_loop or self._has_raw_step or update.has_differentiated):
@@ -422,6 +440,7 @@ class _FirstWindow:
                 f"{self._name} has left no gradient in the first update: no parameter would change. It must call"
                 " self.backward(loss), also where it returns the loss."
             )
+        self._refuse_two_steps()
         if self._lacks_raw_gradients:
             logger.warning(
                 "%s has called optimizer.step() without a gradient: it changes no parameter. Call zero_grad() before"
@@ -455,6 +474,7 @@ class _FirstWindow:
 
     def _see_step(self, optimizer: Optimizer, *given: Any) -> None:
         update, self._has_any_step = self._run.update, True
+        self._num_steps[id(optimizer)] += 1
         if update.is_stepping:
             self._lacks_gradients |= not self._has_gradients()
         elif any(id(one) in self._parameters for group in optimizer.param_groups for one in group["params"]):

@@ -88,10 +88,8 @@ class EvalHook(HookBase):
         trained |= {"loss"} | storage.logged_results
         is_trained = {name: not trained.isdisjoint((name, name.rpartition("/")[2])) for name in scalars}
         prefixes = {name: self._prefix or "eval_" * is_trained[name] for name in scalars}
-        # A method of the user's may have named a result eval_f1 already, and may have an f1 beside it.
-        plain = {name: name.removeprefix(prefix) for name, prefix in prefixes.items()}
-        plain |= {name: name for name, short in plain.items() if short in scalars}
-        scalars = {f"{prefixes[name]}{plain[name]}": value for name, value in scalars.items()}
+        names = _stored_names(prefixes)
+        scalars = {names[name]: value for name, value in scalars.items()}
         storage.refuse_logged(scalars, "a result of the evaluation")
         self._warn_of_nan({name: value for name, value in scalars.items() if "loss" in name})
         before, done = storage.latest(), trainer.iterations_done
@@ -106,3 +104,10 @@ class EvalHook(HookBase):
             shown = shown_values({name: (value, 0) for name, value in scalars.items()})
             head = f"Evaluation of {storage.evaluated_weights}" if storage.evaluated_weights else "Evaluation"
             logger.info("%s", "  ".join([head, at, *(f"{name} {value}" for name, value in shown.items())]))
+
+
+def _stored_names(prefixes: Mapping[str, str]) -> dict[str, str]:
+    """The names of results in the storage, with their prefixes, which a method of the user's may have given already."""
+    plain = {name: name.removeprefix(prefix) for name, prefix in prefixes.items()}
+    plain |= {name: name for name, short in plain.items() if short in prefixes}  # both are results
+    return {name: f"{prefix}{plain[name]}" for name, prefix in prefixes.items()}

@@ -2,14 +2,12 @@
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import isfunction
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
 from trainwright._torch_compat.tensor_chunks import is_dtensor
@@ -27,7 +25,6 @@ from trainwright.engine.step_plan import StepPlan
 from trainwright.engine.update import Update, in_turn
 from trainwright.hooks.callbacks import RunCallbacks
 from trainwright.models.outputs import named_outputs, predictions_of
-from trainwright.optim.named import each_optimizer
 from trainwright.parallel.context import SHIFTED
 from trainwright.trainer import optim
 from trainwright.trainer.processes import OWN_STEPS, Placement, has_all_gpus
@@ -262,26 +259,6 @@ class TrainingStep:
         if self._watching is not None:
             self._watching.remove()
 
-    @contextmanager
-    def _refusing_steps(self) -> Iterator[None]:
-        """Raise if a ``training_step`` of the user's steps the optimizer, which the trainer does after it."""
-        stepped, has = list[Any](), self._overrides.has
-        is_own = has("training_step") and not has("train_step", "run_step", "optimization_step")
-        if not is_own or self._run.spec.graph:  # a hook would keep the optimizer outside of the program
-            yield
-            return
-        handle = register_optimizer_step_pre_hook(lambda optimizer, *_: stepped.append(optimizer))
-        try:
-            yield
-        finally:
-            handle.remove()
-        if any(one is each for one in each_optimizer(self._run.optimizer) for each in stepped):
-            raise ConfigError(
-                f"{self._overrides.kind}.training_step has called optimizer.step(), and the trainer steps after it:"
-                " each update would be made twice. Call self.backward(loss) and return the loss, or override"
-                " train_step(model, inputs), which steps itself."
-            )
-
     def _train_first(self, model: Any, batch: Any) -> Any:
         """The ``train`` of a step before its first batch: chooses the others with it, and checks their results."""
         step, overrides = self.step, self._overrides
@@ -296,8 +273,7 @@ class TrainingStep:
         if overrides.has("compute_loss") or (is_own and self.placement.pipeline is None):
             self._compute_loss = partial(self._first_loss, self._compute_loss)
         # A program from the first batch on: an eager step, also the first one after a resume, has other last bits.
-        with self._refusing_steps():
-            logs = (step.train if self._run.spec.graph else self._train_chosen)(model, batch)
+        logs = (step.train if self._run.spec.graph else self._train_chosen)(model, batch)
         if overrides.has("train_step") and not isinstance(logs, Mapping):
             raise ConfigTypeError(
                 f"{overrides.kind}.train_step returned {type(logs).__name__}; it must return a dict with the loss:"
